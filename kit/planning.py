@@ -6,93 +6,131 @@ and undo are plans of the same kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Literal
 
-from kit.command import Command
-from kit.seams import Unit
-from kit.spec import Checkpoint
-
-
-@dataclass(frozen=True)
-class Write:
-    """Put a small file on the host, atomically."""
-    path: str
-    content: bytes = field(repr=False)
-    why: str
-    mode: int = 0o644
-
-    @property
-    def subject(self) -> str:
-        return self.path
+from kit import shipping
+from kit.engines import engine
+from kit.errors import PlanError, PortBusy
+from kit.facts import Holder
+from kit.seams import Unit, UnitState
+from kit.spec import Checkpoint, Experiment
+from kit.steps import Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
+from kit.supervisors import supervisor
+from kit.survey import Survey
 
 
-@dataclass(frozen=True)
-class Run:
-    """Run one command on the host as a supervised job, and wait for its end."""
-    unit: Unit
-    why: str
+def plan(exp: Experiment, now: Survey, want: Literal["serving", "stopped", "removed"] = "serving") -> Plan:
+    """The steps from `now` to what is wanted of this arm. Pure.
 
-    @property
-    def subject(self) -> str:
-        return self.unit.name
+    serving  this arm's service is up and healthy
+    stopped  nothing of this experiment runs
+    removed  nothing of this experiment is left on the host
 
-
-@dataclass(frozen=True)
-class Fetch:
-    """Bring a checkpoint to the host."""
-    checkpoint: Checkpoint
-    dest: str
-    why: str
-
-    @property
-    def subject(self) -> str:
-        return self.checkpoint.source
+    Raises PortBusy when somebody else listens on the port, PlanError when the
+    host cannot do it at all.
+    """
+    if want == "serving":
+        steps = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now), *_service(exp, now)]
+    else:
+        steps = _stops(exp, now)
+        if want == "removed":
+            steps += _removals(exp, now)
+    return Plan(tuple(steps), exp, want)
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Stop a unit of ours: its whole tree, until its port is closed."""
-    name: str
-    why: str
-    timeout_s: float = 10.0
-
-    @property
-    def subject(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class Start:
-    """Write the unit and start it."""
-    unit: Unit
-    why: str
-
-    @property
-    def subject(self) -> str:
-        return self.unit.name
+def tools(exp: Experiment, now: Survey, extra: tuple[str, ...] = ()) -> list[Step]:
+    """The kit's own programs, where they are missing or of another version."""
+    if now.python is None or now.python < (3, 9):
+        found = ".".join(map(str, now.python)) if now.python else "none"
+        raise PlanError(f"the kit needs Python 3.9 or newer on the host; {exp.host.python} is {found}", where=now.host,
+                        next="name another one in the config: host.python")
+    names = (*supervisor(exp.host.supervisor).shipped, *engine(exp.engine.name).shipped, "runtime.py", "load.py",
+             "fetch.py", *extra)
+    return [Write(shipping.path(n, now.root), shipping.content(n),
+                  "another version is there" if n in now.shipped else "the kit's own program is not there yet")
+            for n in dict.fromkeys(names) if now.shipped.get(n) != shipping.sha256(n)]
 
 
-@dataclass(frozen=True)
-class Healthy:
-    """Wait until the service answered a real generation."""
-    unit: str
-    within_s: float
-    why: str
-
-    @property
-    def subject(self) -> str:
-        return self.unit
-
-
-@dataclass(frozen=True)
-class Remove:
-    """Delete a folder or file of ours under the kit's root on the host."""
-    path: str
-    why: str
-
-    @property
-    def subject(self) -> str:
-        return self.path
+def _runtime(exp: Experiment, now: Survey) -> list[Step]:
+    eng = engine(exp.engine.name)
+    if exp.engine.python or not eng.packages:
+        return []
+    folder = eng.python(exp, now.root).rsplit("/", 2)[0]
+    if folder.rsplit("/", 1)[-1] in now.engines:
+        return []
+    unit = Unit(f"{exp.name}-runtime", (exp.host.python, shipping.path("runtime.py", now.root), folder, *eng.packages),
+                kind="job", about={"experiment": exp.name})
+    return [Run(unit, f"{', '.join(eng.packages)} is not installed there yet")]
 
 
-Step = Write | Run | Fetch | Stop | Start | Healthy | Remove
+def _checkpoints(exp: Experiment, now: Survey) -> list[Step]:
+    wanted = [exp.target] + ([exp.drafter] if exp.spec.needs_drafter and exp.drafter else [])
+    steps: list[Step] = []
+    for checkpoint in wanted:
+        reason = _missing(checkpoint, now)
+        if reason:
+            steps.append(Fetch(checkpoint, f"{now.root}/models/{checkpoint.slug}", reason))
+    return steps
+
+
+def _missing(checkpoint: Checkpoint, now: Survey) -> str:
+    """Why it must be fetched; "" when it is there as pinned."""
+    if checkpoint.scheme == "host":
+        return ""
+    there = now.models.get(checkpoint.slug)
+    if there is None:
+        return "it is not on the host"
+    if not there.complete:
+        return f"it is incomplete there ({sum(there.sizes.values()):,} bytes so far)"
+    sums = {f.get("sha256") for f in there.manifest["files"].values()}
+    if checkpoint.sha256 and checkpoint.sha256 not in sums:
+        return "another version is there (its sha256 is not the pinned one)"
+    return ""
+
+
+def _service(exp: Experiment, now: Survey) -> list[Step]:
+    unit = engine(exp.engine.name).service(exp, now.root)
+    there = now.unit(unit.name)
+    ours = [u for u in now.units if u.running and u.port == unit.port]
+    if there and there.running and there.digest == unit.digest:
+        return []
+    if now.port_holder and not ours:
+        raise PortBusy(f"port {unit.port} is held by {_who(now.port_holder)}", where=now.host,
+                       next="stop that process, or choose another port: serve.port")
+    steps: list[Step] = [
+        Stop(u.name, "its settings changed" if u.name == unit.name else f"it holds port {unit.port}",
+             exp.serve.stop_within_s) for u in ours if u.kind == "service"]
+    why = "its settings changed" if there and there.running else _not_running(there)
+    return [*steps, Start(unit, why),
+            Healthy(unit.name, exp.serve.healthy_within_s, "started is not healthy: it must answer a generation")]
+
+
+def _who(holder: Holder) -> str:
+    return f"pid {holder.pid} ({holder.command[:120]})" if holder.pid else "a process of another user"
+
+
+def _not_running(there: UnitState | None) -> str:
+    if there is None or there.active == "not-found":
+        return "it is not installed"
+    return f"it is {there.active}" + (f" ({there.result})" if there.result not in ("", "success") else "")
+
+
+def _mine(exp: Experiment, now: Survey) -> list[UnitState]:
+    return [u for u in now.units if u.about.get("experiment") == exp.name]
+
+
+def _stops(exp: Experiment, now: Survey) -> list[Step]:
+    return [Stop(u.name, "it is running", exp.serve.stop_within_s) for u in _mine(exp, now) if u.running]
+
+
+OWNED = ("units", "models", "engines", "runs", "bin")     # folders below the root that the kit makes
+
+
+def _removals(exp: Experiment, now: Survey) -> list[Step]:
+    mine = _mine(exp, now)
+    others = sorted({str(u.about.get("experiment")) for u in now.units if u not in mine})
+    if others:      # models and engines may be theirs too
+        return [Forget(u.name, f"it belongs to {exp.name}; the rest stays for {', '.join(others)}") for u in mine]
+    if not (now.shipped or now.units or now.models or now.engines):
+        return []
+    return [Remove(f"{now.root}/{folder}", "nothing else uses the kit's folder") for folder in OWNED]

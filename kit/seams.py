@@ -149,7 +149,10 @@ class Host(Protocol):
 
     def run(self, command: Command) -> Result: ...
     def stream(self, command: Command) -> AbstractContextManager[Iterator[bytes]]:
-        """Raw stdout chunks of a long command; leaving the context closes its channel."""
+        """Raw stdout chunks of a long command; leaving the context closes its channel.
+
+        Yields b"" after half a second of silence, so that a reader can be cancelled.
+        """
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes: ...
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Atomic: a reader sees the old file or the new one. Makes the folders."""
@@ -171,6 +174,7 @@ class Engine(Protocol):
     phases: tuple[Phase, ...]               # in the order a start goes through them
     failures: tuple[Phase, ...]             # patterns that explain a death; meaning says cause and fix
     packages: tuple[str, ...]               # pip requirements of its runtime, () where the user brings it
+    shipped: tuple[str, ...]                # files of kit/remote that must be on the host
 
     def python(self, exp: Experiment, root: str) -> str:
         """Absolute path of the interpreter that runs it on the host."""
@@ -201,11 +205,16 @@ class Supervisor(Protocol):
     def stop(self, name: str, root: str, python: str, timeout_s: float) -> Command:
         """Ends the whole tree, then proves the port closed; exit 0 only then."""
     def remove(self, name: str, root: str, python: str) -> Command: ...
+    def explain(self, result: Result, unit: Unit) -> Result:
+        """The result of start, stop or remove if it went well, else the KitError that says why not."""
     def states(self, root: str, python: str, names: tuple[str, ...] = ()) -> Command:
         """All units, or these."""
     def parse_states(self, result: Result) -> tuple[UnitState, ...]: ...
-    def follow(self, name: str, root: str, python: str, cursor: str = "") -> Command:
-        """Streams framed log lines after `cursor` ("" = from the start); ends when the unit has ended."""
+    def follow(self, name: str, root: str, python: str, cursor: str = "", wait: bool = True) -> Command:
+        """Framed log lines after `cursor` ("" = from the start); ends when the unit has ended.
+
+        With `wait=False` it prints what is there and ends.
+        """
     def parse_line(self, line: bytes) -> LogLine:
         """One framed line (without its newline)."""
 

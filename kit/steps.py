@@ -1,0 +1,142 @@
+"""The steps a plan is made of, and the plan. Values only: `kit.applying` carries them out."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kit.seams import Unit
+from kit.spec import Checkpoint, Experiment
+
+
+@dataclass(frozen=True)
+class Write:
+    """Put a small file on the host, atomically."""
+    path: str
+    content: bytes = field(repr=False)
+    why: str
+    mode: int = 0o644
+
+    @property
+    def subject(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one command on the host as a supervised job, and wait for its end."""
+    unit: Unit
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.unit.name
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bring a checkpoint to the host."""
+    checkpoint: Checkpoint
+    dest: str
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.checkpoint.source
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop a unit of ours: its whole tree, until its port is closed."""
+    name: str
+    why: str
+    timeout_s: float = 10.0
+
+    @property
+    def subject(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Start:
+    """Write the unit and start it."""
+    unit: Unit
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.unit.name
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """Wait until the service answered a real generation."""
+    unit: str
+    within_s: float
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.unit
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Delete a stopped unit: its definition, state and log."""
+    name: str
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Delete a folder of ours, strictly below the kit's root on the host."""
+    path: str
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.path
+
+
+Step = Write | Run | Fetch | Stop | Start | Healthy | Forget | Remove
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbered steps with their reasons; empty when the host is as wanted.
+
+    >>> kit.plan(exp, survey)
+    1. start    laptop-baseline   it is not running
+    """
+
+    steps: tuple[Step, ...]
+    experiment: Experiment
+    want: str = "serving"
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(verb, subject, why)."""
+        return [(type(s).__name__.lower(), s.subject, s.why) for s in self.steps]
+
+    def __repr__(self) -> str:
+        if not self.steps:
+            return f"nothing to do: {self.experiment.name} is {self.want} as wanted"
+        width = max(len(subject) for _, subject, _ in self.rows())
+        return "\n".join(f"{i}. {verb:8} {subject:{width}}  {why}" for i, (verb, subject, why) in enumerate(self.rows(), 1))
+
+    def _repr_html_(self) -> str:
+        if not self.steps:
+            return f"<p>{html.escape(repr(self))}</p>"
+        head = "".join(f"<th style='text-align:left'>{h}</th>" for h in ("", "step", "on", "why"))
+        rows = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(str(c))}</td>" for c in (i, *row))
+                       + "</tr>" for i, row in enumerate(self.rows(), 1))
+        return f"<table><tr>{head}</tr>{rows}</table>"
