@@ -1,0 +1,365 @@
+"""Work that takes long: one daemon thread behind a handle like a Future.
+
+    def work(job):
+        for i, name in enumerate(names):
+            job.progress(i, len(names), name)      # raises Cancelled once somebody asked
+            job.line(f"fetched {name}")
+        return len(names)
+
+    job = Job.start("fetch", work)                 # returns at once
+    job.wait(); job.result(); await job; job.cancel(); kit.watch(job)
+
+The thread only runs `work`. Views are told by a second thread, at most ten
+times a second, so that a slow view never slows the work. Both are daemons: the
+interpreter does not wait for them. What must outlive the notebook runs on the
+host under a supervisor; a job is only the hand that holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from itertools import islice
+from typing import Any
+
+from kit.errors import Cancelled, JobError, JobFailed, KitError
+from kit.words import complaint, seconds, three_lines, without_addresses
+
+KEEP_LINES = 100_000    # the newest stay
+TELL_EVERY_S = 0.1      # observers hear of changes at most this often
+TICK_S = 1.0            # …and at least this often, so that elapsed time moves
+CLEANUP_S = 30.0        # how long a cancel callback may take before the job says so
+ENDED = ("done", "failed", "cancelled")
+
+_live: dict[str, Job] = {}
+_live_lock = threading.Lock()
+
+
+def jobs() -> dict[str, Job]:
+    """The jobs that have not ended, by key (their name where no key was given)."""
+    with _live_lock:
+        return dict(_live)
+
+
+class Job:
+    """A handle on running work; start one with `Job.start`.
+
+    state      waiting | running | cancelling | done | failed | cancelled
+    done, total, note   what the work last said of its progress; total 0 when unknown
+    phases     (name, seconds after the start) of each phase so far
+    line_count lines said so far; the newest `KEEP_LINES` are kept
+    error      the KitError it ended with, or None
+    """
+
+    def __init__(self, name: str, key: str, cancel: Callable[[], Any] | None):
+        self.name, self.key = name, key
+        self.state = "waiting"
+        self.error: KitError | None = None
+        self.phases: tuple[tuple[str, float], ...] = ()
+        self.line_count = 0
+        self._progress: tuple[int, int, str] = (0, 0, "")
+        self._lines: deque[str] = deque(maxlen=KEEP_LINES)
+        self._began = time.monotonic()
+        self._ended_at: float | None = None
+        self._value: Any = None
+        self._traceback: Any = None
+        self._on_cancel = [cancel] if cancel else []
+        self._cleanup: threading.Thread | None = None
+        self._cleanup_error: BaseException | None = None
+        self._asked = threading.Event()
+        self._changed = threading.Event()
+        self._ended: Future[None] = Future()
+        self._observers: list[Callable[[Job], Any]] = []
+        self._teller: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start(cls, name: str, work: Callable[[Job], Any], cancel: Callable[[], Any] | None = None, *,
+              key: str | None = None) -> Job:
+        """Run `work(job)` in a thread and return at once.
+
+        cancel   called once, in a thread of its own, when somebody cancels: close a stream, stop a unit
+        key      what may run only once: while a job of this key runs, that one is returned and nothing
+                 starts. Without a key a second job of the same name raises `JobError`.
+        """
+        job = cls(name, key or name, cancel)
+        with _live_lock:
+            running = _live.get(job.key)
+            if running is None:
+                _live[job.key] = job
+        if running is not None:
+            if key is not None:
+                return running
+            raise JobError(f"{name}: already running", where=running.words,
+                           next=f"watch it (jobs()[{name!r}]), cancel it, or wait for its end")
+        job._ended.set_running_or_notify_cancel()   # so that a cancelled `await` cannot mark it as ended
+        try:
+            threading.Thread(target=job._run, args=(work,), name=f"job {name}", daemon=True).start()
+        except RuntimeError as e:
+            error = JobError(f"{name}: no thread could be started", where=str(e), next="end other jobs first")
+            job._settle(None, error)
+            raise error from e
+        return job
+
+    # -- said by the work
+
+    def progress(self, done: int, total: int = 0, note: str = "") -> None:
+        """How far it is, in bytes or items; total 0 when unknown. Raises `Cancelled` once asked to stop."""
+        self._progress = (done, total, str(note))
+        self._touch()
+        self.raise_if_cancelled()
+
+    def line(self, text: str) -> None:
+        """Keep one or several lines of output. Never raises `Cancelled`: clean-up may talk too."""
+        new = str(text).splitlines() or [""]
+        with self._lock:
+            self._lines.extend(new)
+            self.line_count += len(new)
+        self._touch()
+
+    def phase(self, name: str) -> None:
+        """A new phase begins."""
+        self.phases += ((str(name), self.elapsed_s),)
+        self._touch()
+
+    def raise_if_cancelled(self) -> None:
+        """`Cancelled` once somebody asked to stop; for work that has no progress to report."""
+        if self._asked.is_set():
+            raise self._cancelled()
+
+    def on_cancel(self, callback: Callable[[], Any]) -> None:
+        """Add a cancel callback from inside the work; called at once if the job is already being cancelled."""
+        with self._lock:
+            late = self._asked.is_set()
+            if not late:
+                self._on_cancel.append(callback)
+        if late:
+            callback()
+
+    # -- asked by the user
+
+    @property
+    def done(self) -> int:
+        return self._progress[0]
+
+    @property
+    def total(self) -> int:
+        return self._progress[1]
+
+    @property
+    def note(self) -> str:
+        return self._progress[2]
+
+    @property
+    def fraction(self) -> float | None:
+        """0…1, or None while unknown."""
+        if self.state == "done":
+            return 1.0
+        done, total, _ = self._progress
+        return min(1.0, max(0.0, done / total)) if total > 0 else None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self._ended_at or time.monotonic()) - self._began
+
+    def lines(self, n: int | None = None) -> list[str]:
+        """The newest `n` lines (all that are kept when None), oldest first."""
+        with self._lock:
+            last = list(self._lines) if n is None else list(islice(reversed(self._lines), max(n, 0)))[::-1]
+        return last
+
+    def cancel(self) -> Job:
+        """Ask it to stop and return at once. Twice is fine; on an ended job it does nothing."""
+        with self._lock:
+            if self.ended or self._asked.is_set():
+                return self
+            self._asked.set()
+            self.state = "cancelling"
+            if self._on_cancel:
+                self._cleanup = threading.Thread(target=self._clean_up, args=(tuple(self._on_cancel),),
+                                                 name=f"cancel {self.name}", daemon=True)
+                self._cleanup.start()
+        self._touch()
+        return self
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Itself, once it has ended or `timeout` seconds have passed; the job's error is not raised.
+
+        Ctrl-C while waiting cancels the job and gives it `CLEANUP_S` to end (again Ctrl-C: at once).
+        """
+        try:
+            wait_for([self._ended], timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            wait_for([self._ended], CLEANUP_S)
+            raise
+        return self
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What `work` returned. Raises its `KitError`; anything else as `JobFailed`, which keeps the cause."""
+        if not self.wait(timeout)._ended.done():
+            raise JobError(f"{self.name}: no end within {timeout:g} s", where=self.words,
+                           next="wait longer, or cancel it")
+        if self.error is not None:
+            raise self.error.with_traceback(self._traceback)   # as it was: raising adds frames each time
+        return self._value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """`await job` is `job.result()` without blocking the loop. Cancelling the waiting task cancels the job."""
+        try:
+            yield from asyncio.wrap_future(self._ended).__await__()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result()
+
+    def on_change(self, callback: Callable[[Job], Any]) -> Callable[[], None]:
+        """Call `callback(job)` from one thread after changes, about every second without, and once after the end.
+
+        At most ten times a second. Returns a function that detaches it; after the end nothing is kept.
+        On an ended job it is called once, right here.
+        """
+        with self._lock:
+            live = not self._ended.done()
+            if live:
+                self._observers.append(callback)
+                if self._teller is None:
+                    self._teller = threading.Thread(target=self._tell, name=f"views of {self.name}", daemon=True)
+                    self._teller.start()
+        if not live:
+            callback(self)
+        return lambda: self._detach(callback)
+
+    # -- shown
+
+    @property
+    def words(self) -> str:
+        """Its state in one line."""
+        parts = [self.state]
+        if self.phases and not self.ended:
+            parts.append(self.phases[-1][0])
+        done, total, note = self._progress
+        if total > 0:
+            percent = "" if self.ended else f"{100 * (self.fraction or 0):.0f} %: "
+            parts.append(f"{percent}{done:,} of {total:,}")
+        elif done:
+            parts.append(f"{done:,}")
+        return " · ".join([*parts, *([note] if note else []), seconds(self.elapsed_s)])
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.words}", *(f"  | {line}" for line in self.lines(5))]
+        if self.error is not None:
+            lines.append(three_lines(self.error))
+        return without_addresses("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    # -- inside
+
+    def _touch(self) -> None:
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(f"{self.name}: cancelled", where=self.note or (self.phases[-1][0] if self.phases else ""),
+                         next="run the cell again to start it anew")
+
+    def _run(self, work: Callable[[Job], Any]) -> None:
+        with self._lock:
+            if self.state == "waiting":
+                self.state = "running"
+        self._touch()
+        value, error = None, None
+        try:
+            self.raise_if_cancelled()
+            value = work(self)
+        except BaseException as e:   # KeyboardInterrupt and SystemExit too: who else would hear of them?
+            error = e
+        self._settle(value, error)
+
+    def _clean_up(self, callbacks: tuple[Callable[[], Any], ...]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except BaseException as e:   # kept: it becomes the job's error
+                self._cleanup_error = e
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        joined = False
+        while True:
+            with self._lock:
+                if self._cleanup is None or joined:
+                    self._value, self.error = value, self._verdict(error)
+                    self._traceback = self.error.__traceback__ if self.error else None
+                    self._ended_at = time.monotonic()
+                    self.state = "done" if self.error is None else \
+                        "cancelled" if isinstance(self.error, Cancelled) else "failed"
+                    break
+            self._cleanup.join(CLEANUP_S)
+            joined = True
+        with _live_lock:
+            if _live.get(self.key) is self:
+                del _live[self.key]
+        self._ended.set_result(None)
+        self._touch()
+
+    def _verdict(self, error: BaseException | None) -> KitError | None:
+        """The error to end with. A failed clean-up outweighs the wish to stop: something may still be there."""
+        if self._cleanup_error is not None:
+            return self._named(self._cleanup_error)
+        if self._cleanup is not None and self._cleanup.is_alive():
+            return JobError(f"{self.name}: cancelled, but its clean-up has not ended within {CLEANUP_S:g} s",
+                            next="look at the state on the host before starting again")
+        stopped = error is None or isinstance(error, Exception)
+        if self._asked.is_set() and stopped and not isinstance(error, Cancelled):
+            # work that was cut off may return early or fail on what was closed under it: neither is an outcome
+            cancelled = self._cancelled()
+            cancelled.__cause__ = error
+            return cancelled
+        return None if error is None else self._named(error)
+
+    def _named(self, error: BaseException) -> KitError:
+        if isinstance(error, KitError):
+            return error
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
+        named = JobFailed(f"{self.name}: {without_addresses(complaint(error))}", where=place,
+                          next="job.error.__cause__ has the whole story; start it again once that is mended")
+        named.__cause__ = error
+        return named
+
+    def _detach(self, callback: Callable[[Job], Any]) -> None:
+        with self._lock:
+            self._observers = [c for c in self._observers if c is not callback]
+
+    def _tell(self) -> None:
+        while True:
+            self._changed.wait(TICK_S)
+            self._changed.clear()
+            with self._lock:
+                last, observers = self._ended.done(), tuple(self._observers)
+                if last:
+                    self._observers.clear()
+                if last or not observers:
+                    self._teller = None
+            for callback in observers:
+                try:
+                    callback(self)
+                except Exception as e:   # a broken view must not end the others; it is dropped, and says so
+                    self._detach(callback)
+                    self.line(f"(a view of this job failed: {complaint(e)})")
+            if last or not observers:
+                return
+            wait_for([self._ended], TELL_EVERY_S)
