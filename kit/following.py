@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from kit.errors import Cancelled, HostError, LinkLost, ParseError
+from kit.errors import Cancelled, HostError, LinkLost
 from kit.seams import Host, LogLine, Supervisor, Unit, UnitState
 
 RETRIES_S = (0.2, 0.5, 1, 2, 4, 8, 15, 30)   # waits between tries to get a lost connection back
@@ -18,32 +19,30 @@ def state(host: Host, sup: Supervisor, python: str, name: str) -> UnitState:
 
 
 def lines(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "",
-          stop: Callable[[], bool] = lambda: False) -> Iterator[LogLine | None]:
-    """Log lines after `cursor`, until the unit has ended or `stop()` says so; None in moments of silence.
+          check: Callable[[], None] = lambda: None) -> Iterator[LogLine]:
+    """Log lines after `cursor`, until the unit has ended.
 
-    A lost connection is taken up again at the last line: no gap, no repeat.
+    `check` is called at each line and in each moment of silence; what it raises
+    (Cancelled) ends the following. A lost connection is taken up again at the
+    last line: no gap, no repeat.
     """
     tries = 0
     while True:
         try:
             with host.stream(sup.follow(name, host.root, python, cursor)) as chunks:
                 for line in _split(chunks):
-                    if line is not None:
+                    check()
+                    if line:
                         parsed = sup.parse_line(line)
                         cursor, tries = parsed.cursor, 0
                         yield parsed
-                    elif stop():
-                        return
-                    else:
-                        yield None
             return
         except LinkLost:
             if tries == len(RETRIES_S):
                 raise
             time.sleep(RETRIES_S[tries])
             tries += 1
-            if stop():
-                return
+            check()
 
 
 def recent(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "") -> list[LogLine]:
@@ -52,16 +51,16 @@ def recent(host: Host, sup: Supervisor, python: str, name: str, cursor: str = ""
     return [sup.parse_line(line) for line in printed.split(b"\n") if line]
 
 
-def _split(chunks: Iterator[bytes]) -> Iterator[bytes | None]:
+def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines; b"" for a moment of silence."""
     rest = b""
     for chunk in chunks:
         if not chunk:
-            yield None
-            continue
+            yield b""
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (w for w in whole if w)
-    if rest:
-        raise ParseError(f"the log broke off in a line: {rest[:80]!r}", next="follow it again")
+    if rest:    # framed lines end with a newline: this one was cut by a lost connection
+        raise LinkLost("the log broke off in the middle of a line", next="follow it again")
 
 
 def start(host: Host, sup: Supervisor, python: str, unit: Unit) -> None:
@@ -78,10 +77,11 @@ def stop(host: Host, sup: Supervisor, python: str, name: str, timeout_s: float) 
 
 
 def run_to_end(host: Host, sup: Supervisor, python: str, unit: Unit, on_line: Callable[[str], None],
-               cancelled: Callable[[], bool]) -> UnitState:
+               check: Callable[[], None]) -> UnitState:
     """Run a job unit under the supervisor and wait for its end; one that already runs is taken up.
 
-    `on_line` gets each line of its output. Cancelling stops the job on the host.
+    `on_line` gets each line of its output; `check` raises to cancel, which stops
+    the job on the host.
     """
     there = state(host, sup, python, unit.name)
     if there.running and there.digest != unit.digest:
@@ -90,20 +90,10 @@ def run_to_end(host: Host, sup: Supervisor, python: str, unit: Unit, on_line: Ca
     if not there.running:
         start(host, sup, python, unit)
     try:
-        for line in lines(host, sup, python, unit.name, stop=cancelled):
-            if cancelled():
-                raise Cancelled(f"{unit.name} was cancelled", where=host.name, next="run it again when you like")
-            if line is not None:
-                on_line(line.text)
-    except (Cancelled, KeyboardInterrupt):
-        _quietly_stop(host, sup, python, unit)
+        for line in lines(host, sup, python, unit.name, check=check):
+            on_line(line.text)
+    except Cancelled:
+        with suppress(HostError):   # the user cancelled: that is the news, not that the host was gone too
+            stop(host, sup, python, unit.name, unit.stop_timeout_s)
         raise
     return state(host, sup, python, unit.name)
-
-
-def _quietly_stop(host: Host, sup: Supervisor, python: str, unit: Unit) -> None:
-    """The user cancelled: what matters is that, not that the host was gone too."""
-    try:
-        stop(host, sup, python, unit.name, unit.stop_timeout_s)
-    except HostError:
-        return

@@ -14,23 +14,29 @@ from kit.errors import PlanError, PortBusy
 from kit.facts import Holder
 from kit.seams import Unit, UnitState
 from kit.spec import Checkpoint, Experiment
-from kit.steps import Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
+from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
 from kit.supervisors import supervisor
 from kit.survey import Survey
 
 
-def plan(exp: Experiment, now: Survey, want: Literal["serving", "stopped", "removed"] = "serving") -> Plan:
+Want = Literal["serving", "fetched", "stopped", "removed"]
+
+
+def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     """The steps from `now` to what is wanted of this arm. Pure.
 
     serving  this arm's service is up and healthy
+    fetched  its engine and checkpoints are on the host; nothing is started
     stopped  nothing of this experiment runs
     removed  nothing of this experiment is left on the host
 
     Raises PortBusy when somebody else listens on the port, PlanError when the
     host cannot do it at all.
     """
-    if want == "serving":
-        steps = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now), *_service(exp, now)]
+    if want in ("serving", "fetched"):
+        steps = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now)]
+        if want == "serving":
+            steps += _service(exp, now)
     else:
         steps = _stops(exp, now)
         if want == "removed":
@@ -101,7 +107,8 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
         Stop(u.name, "its settings changed" if u.name == unit.name else f"it holds port {unit.port}",
              exp.serve.stop_within_s) for u in ours if u.kind == "service"]
     why = "its settings changed" if there and there.running else _not_running(there)
-    return [*steps, Start(unit, why),
+    checks = [Check(exp.unit, "a drafter that does not fit can run, at accept length 1")] if exp.spec.needs_drafter else []
+    return [*checks, *steps, Start(unit, why),
             Healthy(unit.name, exp.serve.healthy_within_s, "started is not healthy: it must answer a generation")]
 
 

@@ -47,6 +47,13 @@ class Fetch:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Hold the drafter against the target, from their headers; a failed check ends the plan here."""
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Stop:
     """Stop a unit of ours: its whole tree, until its port is closed."""
     name: str
@@ -103,7 +110,7 @@ class Remove:
         return self.path
 
 
-Step = Write | Run | Fetch | Stop | Start | Healthy | Forget | Remove
+Step = Write | Run | Fetch | Check | Stop | Start | Healthy | Forget | Remove
 
 @dataclass(frozen=True)
 class Plan:

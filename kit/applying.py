@@ -1,0 +1,126 @@
+"""Carries out a plan's steps on a host, one after the other, inside a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import singledispatchmethod
+
+from kit import health
+from kit.checking import check
+from kit.command import sh
+from kit.errors import Cancelled, CommandError, HostError, PlanError
+from kit.following import run_to_end, start, stop
+from kit.job import Job
+from kit.seams import Host, Unit, UnitState
+from kit.sources import source
+from kit.spec import Experiment
+from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Stop, Write
+from kit.supervisors import supervisor
+
+
+class Applier:
+    """One plan, one host, one job. `run()` returns what the last Healthy step measured, in seconds."""
+
+    def __init__(self, plan: Plan, host: Host, job: Job):
+        self.plan, self.host, self.job = plan, host, job
+        self.exp: Experiment = plan.experiment
+        self.sup = supervisor(self.exp.host.supervisor)
+        self.python = self.exp.host.python
+        self.started: list[str] = []        # services this plan started, until they are healthy
+        self.healthy_s: float | None = None
+
+    def run(self) -> float | None:
+        try:
+            for i, step in enumerate(self.plan.steps):
+                verb = type(step).__name__.lower()
+                self.job.progress(i, len(self.plan), f"{verb} {step.subject}")
+                self.job.phase(f"{verb} {step.subject}")
+                self.job.line(f"{i + 1}. {verb} {step.subject}: {step.why}")
+                self.do(step)
+            if self.plan.want == "serving" and self.healthy_s is None:  # it ran already: is it healthy too?
+                self.do(Healthy(self.exp.unit, self.exp.serve.healthy_within_s, "it was started before"))
+        except Cancelled:
+            self._take_back()
+            raise
+        self.job.progress(len(self.plan), len(self.plan), "done")
+        return self.healthy_s
+
+    def _take_back(self) -> None:
+        """A cancelled launch leaves nothing half-started behind."""
+        for name in self.started:
+            try:
+                stop(self.host, self.sup, self.python, name, self.exp.serve.stop_within_s)
+                self.job.line(f"stopped {name}: it was not healthy yet")
+            except HostError as e:
+                self.job.line(f"could not stop {name}: {e.what}")
+
+    @singledispatchmethod
+    def do(self, step) -> None:
+        raise PlanError(f"no way to do {type(step).__name__}", next="report it")
+
+    @do.register
+    def _(self, step: Write) -> None:
+        self.host.write(step.path, step.content, step.mode)
+
+    @do.register
+    def _(self, step: Run) -> None:
+        last: list[str] = []
+
+        def keep(text: str) -> None:
+            last.append(text)
+            del last[:-4]
+            self.job.line(text)
+
+        ended = self.run_job(step.unit, keep)
+        if ended.result != "success":
+            how = f"exit {ended.exit_code}" if ended.exit_code is not None else ended.signal or ended.result
+            raise CommandError(f"{step.unit.name} ended with {how}: {' | '.join(last) or 'it said nothing'}",
+                               where=self.host.name, next=f"read its log: kit.follow({step.unit.name!r}, host)")
+
+    @do.register
+    def _(self, step: Fetch) -> None:
+        files = source(step.checkpoint.scheme).fetch(step.checkpoint, step.dest, self.host, self.run_job,
+                                                     self.job.progress)
+        manifest = {"source": step.checkpoint.source, "files": files}
+        self.host.write(f"{step.dest}/.specbook.json", json.dumps(manifest).encode())
+
+    @do.register
+    def _(self, step: Check) -> None:
+        report = check(self.exp, self.host)
+        for finding in report:
+            self.job.line(f"{finding.verdict} {finding.id}: {finding.what}")
+        report.require()
+
+    @do.register
+    def _(self, step: Stop) -> None:
+        stop(self.host, self.sup, self.python, step.name, step.timeout_s)
+
+    @do.register
+    def _(self, step: Start) -> None:
+        self.started.append(step.unit.name)
+        start(self.host, self.sup, self.python, step.unit)
+
+    @do.register
+    def _(self, step: Healthy) -> None:
+        self.healthy_s = health.wait_healthy(self.exp, self.host, step.within_s, self.job.line,
+                                             self.job.raise_if_cancelled)
+        self.started.clear()
+        self.job.line(f"healthy after {self.healthy_s:.1f} s")
+
+    @do.register
+    def _(self, step: Forget) -> None:
+        self.sup.explain(self.host.run(self.sup.remove(step.name, self.host.root, self.python)), Unit(step.name, ()))
+
+    @do.register
+    def _(self, step: Remove) -> None:
+        inside = step.path.removeprefix(self.host.root + "/")
+        if inside == step.path or inside.startswith((".", "/")) or ".." in inside.split("/"):
+            raise PlanError(f"{step.path} is not below the kit's folder", where=self.host.root, next="report it")
+        # the root itself goes with its last folder, where nothing else is in it
+        self.host.run(sh('rm -rf -- "$1" && { rmdir -- "$2" 2>/dev/null || true; }', step.path, self.host.root)
+                      ).check(f"remove {step.path}")
+
+    def run_job(self, unit: Unit, on_line: Callable[[str], None]) -> UnitState:
+        """Run a job unit to its end, on the host, under the supervisor."""
+        return run_to_end(self.host, self.sup, self.python, unit, on_line, self.job.raise_if_cancelled)

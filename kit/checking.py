@@ -1,0 +1,38 @@
+"""Reads the models where they are (on the host, else on this machine) and checks that they fit."""
+
+from __future__ import annotations
+
+from kit import project
+from kit.checks import check_pair
+from kit.errors import KitError
+from kit.findings import Finding, Report
+from kit.modelfacts import HostReader, LocalReader, ModelFacts, read_model
+from kit.seams import Host
+from kit.spec import Checkpoint, Experiment
+
+
+def facts(checkpoint: Checkpoint, host: Host) -> ModelFacts:
+    """The checkpoint's facts from its headers. Raises FetchError or HostError where it is nowhere yet."""
+    if checkpoint.scheme == "folder" and (path := project.resolve(checkpoint.ref)).exists():
+        return read_model(LocalReader(path))
+    return read_model(HostReader(host, checkpoint.path(host.root)))
+
+
+def check(exp: Experiment, host: Host) -> Report:
+    """Does this arm's drafter fit the target and the engine? A `Report`; `.require()` raises on a failure.
+
+    >>> kit.check(exp.arm("eagle3"), host)
+    """
+    title = f"{exp.unit}: {exp.drafter.source if exp.drafter and exp.spec.needs_drafter else 'no drafter'} " \
+            f"on {exp.target.source}"
+    read: dict[str, ModelFacts | None] = {"target": None, "drafter": None}
+    wanted = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter and exp.drafter else {})
+    for role, checkpoint in wanted.items():
+        try:
+            read[role] = facts(checkpoint, host)
+        except KitError as e:
+            return Report((Finding(f"{role}-readable", "unknown", f"the {role} could not be read: {e.what}",
+                                   why=e.where, fix="fetch it first"),), title)
+    report = check_pair(read["target"], read["drafter"], engine=exp.engine.name, algorithm=exp.spec.algorithm,
+                        context=exp.serve.context)
+    return Report(report.findings, title)

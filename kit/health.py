@@ -1,0 +1,100 @@
+"""Healthy means: a real generation was answered. Everything before that is not ready."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+
+from kit.engines import engine
+from kit.errors import NotHealthy, ServiceDied
+from kit.following import recent, state, stop
+from kit.seams import Host, Phase
+from kit.spec import Experiment
+from kit.supervisors import supervisor
+
+PROBE = "Say hello."
+PROBE_TOKENS = 8
+LAST_LINES = 6
+
+
+def probe(exp: Experiment, host: Host, timeout_s: float = 30.0) -> tuple[bool, str]:
+    """(healthy, why not): one readiness request, then one real generation."""
+    eng = engine(exp.engine.name)
+    ready = host.http(exp.serve.port, eng.ready_path(), timeout_s=timeout_s)
+    if ready.status == 0:
+        return False, "nobody listens yet"
+    if ready.status != 200:
+        return False, f"{eng.ready_path()} answers {ready.status}: loading"
+    path, body = eng.generation(PROBE, PROBE_TOKENS, stream=False)
+    answer = host.http(exp.serve.port, path, json.dumps(body).encode(), timeout_s)
+    try:
+        tokens = eng.generated(json.loads(answer.body)) if answer.status == 200 else 0
+    except ValueError:
+        tokens = 0
+    if tokens < 1:
+        return False, f"a generation answered {answer.status} with {tokens} tokens: {answer.body[:120]!r}"
+    return True, f"answered {tokens} tokens"
+
+
+def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable[[str], None],
+                 check: Callable[[], None]) -> float:
+    """Seconds from the unit's start until it is healthy.
+
+    Raises ServiceDied at once when the process ended (with its last lines and,
+    where the log says it, the cause), NotHealthy at the deadline; what does not
+    get healthy is stopped, its log stays.
+    """
+    sup, python, unit = supervisor(exp.host.supervisor), exp.host.python, exp.unit
+    began, cursor, why, pause = time.monotonic(), "", "not asked yet", 0.1
+    said: list[str] = []
+    while True:
+        check()
+        new = recent(host, sup, python, unit, cursor)
+        cursor = new[-1].cursor if new else cursor
+        said = (said + [line.text for line in new])[-200:]
+        for line in new:
+            on_line(line.text)
+        now = state(host, sup, python, unit)
+        if not now.running:
+            raise died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
+        ok, why = probe(exp, host)
+        if ok:
+            return time.monotonic() - began
+        if time.monotonic() - began > within_s:
+            stop(host, sup, python, unit, exp.serve.stop_within_s)
+            raise NotHealthy(f"{unit} was not healthy within {within_s:g} s: {why}; it was stopped, its log is kept",
+                             where=f"{host.name}: {_tail(said)}",
+                             next="read the log; if it is only slow, raise serve.healthy_within_s")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 2.0)   # quick for a small model, gentle for one that loads ten minutes
+
+
+def died(exp: Experiment, host: Host, result: str, exit_code: int | None, signal: str | None,
+         said: list[str]) -> ServiceDied:
+    """The error for a service that ended: how, its last lines, and the cause where a pattern knows it."""
+    how = f"signal {signal}" if signal else f"exit {exit_code}" if exit_code is not None else result
+    cause = explain(engine(exp.engine.name).failures, said)
+    return ServiceDied(f"{exp.unit} ended ({how}) before it was healthy" + (f": {cause.meaning}" if cause else ""),
+                       where=f"{host.name}: {_tail(said)}",
+                       next="change what the lines complain about, and serve again")
+
+
+def explain(failures: tuple[Phase, ...], said: list[str]) -> Phase | None:
+    """The first known failure, in the order of the table, that a line shows."""
+    return next((f for f in failures for line in said if re.search(f.pattern, line)), None)
+
+
+def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> list[tuple[str, float | None, str]]:
+    """(phase, time_s, meaning) for each phase a start went through, first occurrence each, in log order."""
+    seen: dict[str, tuple[str, float | None, str]] = {}
+    for time_s, line in said:
+        for phase in known:
+            if phase.id not in seen and re.search(phase.pattern, line):
+                seen[phase.id] = (phase.id, time_s, phase.meaning)
+    return list(seen.values())
+
+
+def _tail(said: list[str]) -> str:
+    return " | ".join(line.strip()[:160] for line in said[-LAST_LINES:]) or "it wrote nothing"
