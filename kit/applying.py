@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import singledispatchmethod
 
-from kit import health
+from kit import health, launches
 from kit.checking import check
 from kit.command import sh
 from kit.errors import Cancelled, CommandError, HostError, PlanError
@@ -103,8 +103,12 @@ class Applier:
 
     @do.register
     def _(self, step: Healthy) -> None:
+        before = launches.expected_s(self.exp, self.host.name)
+        self.job.line(f"earlier starts took {before:.1f} s" if before else "no earlier start of this to compare with")
         self.healthy_s = health.wait_healthy(self.exp, self.host, step.within_s, self.job.line,
                                              self.job.raise_if_cancelled)
+        if self.started:
+            launches.record(self.exp, self.host.name, self.healthy_s)
         self.started.clear()
         self.job.line(f"healthy after {self.healthy_s:.1f} s")
 

@@ -18,7 +18,6 @@ from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, S
 from kit.supervisors import supervisor
 from kit.survey import Survey
 
-
 Want = Literal["serving", "fetched", "stopped", "removed"]
 
 
@@ -107,7 +106,8 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
         Stop(u.name, "its settings changed" if u.name == unit.name else f"it holds port {unit.port}",
              exp.serve.stop_within_s) for u in ours if u.kind == "service"]
     why = "its settings changed" if there and there.running else _not_running(there)
-    checks = [Check(exp.unit, "a drafter that does not fit can run, at accept length 1")] if exp.spec.needs_drafter else []
+    checks = [Check(exp.unit, "a drafter that does not fit can run all the same, at accept length 1")] \
+        if exp.spec.needs_drafter else []
     return [*checks, *steps, Start(unit, why),
             Healthy(unit.name, exp.serve.healthy_within_s, "started is not healthy: it must answer a generation")]
 

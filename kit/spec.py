@@ -9,6 +9,7 @@ is a setting of the speculative parameters. `exp.spec` is the arm in force.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kit import project
 from kit.errors import SpecError
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
@@ -74,7 +76,6 @@ class Checkpoint(_Frozen):
     @property
     def slug(self) -> str:
         """Folder name on the host: readable, and different for different sources."""
-        import hashlib
         tail = re.sub(r"[^A-Za-z0-9._-]+", "-", self.ref.rstrip("/").rsplit("/", 1)[-1])[:60]
         return f"{tail}-{hashlib.sha256(self.source.encode()).hexdigest()[:8]}"
 
@@ -184,9 +185,12 @@ class Experiment(_Frozen):
     # -- reading and changing
 
     @classmethod
-    def load(cls, path: str | Path) -> Experiment:
-        """Read a YAML file. `SpecError` names the file and the dotted field."""
-        path = Path(path)
+    def load(cls, path: str | Path, host: str = "") -> Experiment:
+        """Read a YAML file. `SpecError` names the file and the dotted field.
+
+        host   another host's ssh name, instead of the one in the file
+        """
+        path = project.resolve(path)
         try:
             data = yaml.safe_load(path.read_text())
         except OSError as e:
@@ -196,6 +200,9 @@ class Experiment(_Frozen):
             raise SpecError(f"not YAML: {' '.join(str(e).split())}", where=str(path), next="mend that line") from None
         if not isinstance(data, dict):
             raise SpecError("a config is a mapping of fields", where=str(path), next="see configs/laptop.yaml")
+        if host:
+            written = data.get("host")
+            data["host"] = {**(written if isinstance(written, dict) else {}), "ssh": host}
         return cls._checked(data, str(path))
 
     @classmethod

@@ -137,8 +137,9 @@ class Plan:
     def __repr__(self) -> str:
         if not self.steps:
             return f"nothing to do: {self.experiment.name} is {self.want} as wanted"
-        width = max(len(subject) for _, subject, _ in self.rows())
-        return "\n".join(f"{i}. {verb:8} {subject:{width}}  {why}" for i, (verb, subject, why) in enumerate(self.rows(), 1))
+        rows = self.rows()
+        width = max(len(subject) for _, subject, _ in rows)
+        return "\n".join(f"{i}. {verb:8} {subject:{width}}  {why}" for i, (verb, subject, why) in enumerate(rows, 1))
 
     def _repr_html_(self) -> str:
         if not self.steps:

@@ -1,0 +1,121 @@
+"""Runs the benchmark on the host, under the supervisor, and brings the records home.
+
+The load runs beside the server, so the SSH tunnel is not measured; closing the
+notebook or killing its kernel changes nothing. A run that is going on is taken
+up; one that ended while nobody looked is collected; one that is already here is
+not measured again, unless asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict
+
+from kit import health, project, store, workload
+from kit.applying import Applier
+from kit.engines import engine
+from kit.errors import JobError, PlanError
+from kit.following import run_to_end, state, stop
+from kit.job import Job
+from kit.planning import tools
+from kit.seams import Host, UnitState
+from kit.spec import Experiment
+from kit.steps import Plan
+from kit.store import Run
+from kit.supervisors import supervisor
+from kit.surveying import survey
+from kit.survey import Survey
+
+PROGRESS = re.compile(r"^progress (\d+) (\d+) ?(.*)")
+
+
+def measure(exp: Experiment, host: Host, job: Job, again: bool = False) -> Run:
+    """Benchmark this arm's service; the run's records are in data/runs when it returns."""
+    folder = project.root() / "data" / "runs"
+    key = identity(exp, host)
+    if not again and (known := _known(key, folder)):
+        job.line(f"already measured: {known.id}; again=True measures anew")
+        return known
+    now = survey(exp, host)
+    Applier(Plan(tuple(tools(exp, now)), exp, "fetched"), host, job).run()
+    there = _going_on(exp, host, key, again)
+    run_id = there.about["run_id"] if there else store.new_id(exp)
+    if there is None:
+        _ready(exp, host, now)
+        host.write(f"{_remote(host, run_id)}/job.json", workload.text(exp, run_id).encode())
+    unit = workload.unit(exp, host.root, host_python(exp), run_id, key)
+
+    def on_line(text: str) -> None:
+        found = PROGRESS.match(text)
+        if found:
+            job.progress(int(found[1]), int(found[2]), found[3])
+        job.line(text)
+
+    ended = run_to_end(host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
+    run = store.collect(host, _remote(host, run_id), _meta(exp, host, now, run_id, key), folder)
+    if ended.result != "success":
+        raise JobError(f"the benchmark ended early (exit {ended.exit_code}, {ended.signal or ended.result})",
+                       where=f"{host.name}: what was measured is kept in {run.folder}",
+                       next=f"read its log: kit.follow({unit.name!r}, host)")
+    return run
+
+
+def identity(exp: Experiment, host: Host) -> str:
+    """Changes when what is measured, or with what load, changes."""
+    service = engine(exp.engine.name).service(exp, host.root)
+    what = [host.name, service.digest, exp.target.source, exp.target.sha256, workload.text(exp, "")]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def host_python(exp: Experiment) -> str:
+    return exp.host.python
+
+
+def _remote(host: Host, run_id: str) -> str:
+    return f"{host.root}/runs/{run_id}"
+
+
+def _known(key: str, folder) -> Run | None:
+    return next((r for r in store.runs(folder) if r.complete and r.meta.get("identity") == key), None)
+
+
+def _going_on(exp: Experiment, host: Host, key: str, again: bool) -> UnitState | None:
+    """The benchmark unit that already measures, or has measured, exactly this; None when a new one must start."""
+    sup, python, name = supervisor(exp.host.supervisor), exp.host.python, workload.unit_name(exp)
+    there = state(host, sup, python, name)
+    same = there.about.get("identity") == key
+    if there.running and not same and not again:
+        raise PlanError(f"{name} is measuring other settings", where=host.name,
+                        next="wait for it, or kit.bench(exp, host, again=True) to replace it")
+    if there.running and (again or not same):
+        stop(host, sup, python, name, exp.serve.stop_within_s)
+        return None
+    collectable = there.running or (there.result == "success" and not again)
+    return there if same and collectable else None
+
+
+def _ready(exp: Experiment, host: Host, now: Survey) -> None:
+    """The right service is up, and answers."""
+    wanted = engine(exp.engine.name).service(exp, host.root)
+    there = now.unit(wanted.name)
+    if not (there and there.running and there.digest == wanted.digest):
+        is_so = "runs with other settings" if there and there.running else "is not running"
+        raise PlanError(f"{wanted.name} {is_so}", where=host.name, next="serve it first: kit.apply(kit.plan(exp, now), host)")
+    ok, why = health.probe(exp, host)
+    if not ok:
+        raise PlanError(f"{wanted.name} is not healthy: {why}", where=host.name, next="follow its log")
+
+
+def _meta(exp: Experiment, host: Host, now: Survey, run_id: str, key: str) -> dict:
+    """Provenance: what was measured, where, with which versions."""
+    eng = engine(exp.engine.name)
+    models = {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
+              for role, c in (("target", exp.target), ("drafter", exp.drafter if exp.spec.needs_drafter else None))
+              if c and c.slug in now.models}
+    return {"id": run_id, "identity": key, "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
+            "terms": eng.terms(exp.spec), "unit": asdict(eng.service(exp, host.root)), "models": models,
+            "engine": {"name": exp.engine.name, "packages": list(eng.packages)},
+            "host": {"name": host.name, "hostname": now.hostname, "os": now.os, "cpu": list(now.cpu), "load": now.load,
+                     "mem_free_mib": now.mem_free_mib, "gpus": [asdict(g) for g in now.gpus], "boot_id": now.boot_id}}

@@ -1,0 +1,117 @@
+"""The whole runbook, headless: every notebook in order, on one host, and a report.
+
+Prints what it does, and as its very last line one compact JSON.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kit import launches, metrics, project, rehearsal, store
+from kit.analysis import compare
+from kit.applying import Applier
+from kit.errors import KitError, PlanError
+from kit.job import Job
+from kit.planning import plan
+from kit.spec import Experiment
+from kit.surveying import survey
+from kit.verbs import connect
+
+HEADLINE = ("chat", 1)      # prompt set and concurrency of the last line's numbers
+
+
+def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
+    """Run all notebooks against `config`; 0 when all went well. What was started is stopped, whatever happens."""
+    began = time.time()
+    exp = Experiment.load(config, host)
+    with _alone():
+        out = project.root() / "data" / "reports" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
+        try:
+            for notebook in sorted((project.root() / "notebooks").glob("[0-9]*.ipynb")):
+                _execute(notebook, out / notebook.name, {"config": config, "host": host, "again": True})
+            line = _last_line(exp, out, began)
+        finally:
+            _stop(exp)
+    print(json.dumps(line, separators=(",", ":")), flush=True)
+    return 0
+
+
+@contextmanager
+def _alone():
+    """Two demos in one folder would measure each other."""
+    lock = project.root() / ".rehearsal" / "demo.lock"
+    lock.parent.mkdir(mode=0o700, exist_ok=True)
+    with lock.open("a+") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            f.seek(0)
+            raise PlanError(f"a demo is running already (pid {f.read().strip() or 'unknown'})", where=str(lock),
+                            next="wait for its end, or stop that process") from None
+        f.truncate(0)
+        f.write(str(os.getpid()))
+        f.flush()
+        yield
+        f.truncate(0)
+
+
+def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
+    """Run one notebook into an executed copy; its KitError is shown in three lines."""
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # "TCP without encryption": the kernel is on this machine
+        import papermill                    # 0.5 s: only the demo needs it
+        from papermill.exceptions import PapermillExecutionError
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    print(f"{notebook.stem:24}", end="", flush=True)
+    try:
+        papermill.execute_notebook(str(notebook), str(copy), parameters=parameters, cwd=str(notebook.parent),
+                                   progress_bar=False, log_output=False, store_widget_state=False,
+                                   stdout_file=None, stderr_file=None)
+    except PapermillExecutionError as e:
+        print("failed", flush=True)
+        raise PlanError(f"{notebook.stem} stopped at cell {e.exec_count}: {e.ename}: {e.evalue}",
+                        where=str(copy), next="mend what it names, and run the demo again") from None
+    print(f"{time.monotonic() - began:5.1f} s", flush=True)
+
+
+def _stop(exp: Experiment) -> None:
+    """Stop what this experiment runs, and the embedded host if it is the one."""
+    with suppress(KitError):
+        host = connect(exp)
+        job = Job.start(f"stop {exp.name}", lambda job: Applier(plan(exp, survey(exp, host), "stopped"), host, job).run())
+        job.result()
+        host.close()
+    if exp.host.ssh == rehearsal.NAME:
+        rehearsal.stop()
+
+
+def _last_line(exp: Experiment, out: Path, began: float) -> dict:
+    """The measured numbers of this run: chat prompts at concurrency 1."""
+    runs = [r for r in store.runs(project.root() / "data" / "runs")
+            if r.complete and r.meta["experiment"]["name"] == exp.name and r.meta["created_s"] >= began]
+    table = compare(metrics.points(runs), metrics.requests(runs), baseline=next(iter(exp.arms)))
+    rows = table[(table.prompt_set == HEADLINE[0]) & (table.concurrency == HEADLINE[1])]
+    arms = {}
+    for row in rows.itertuples():
+        arm: dict = {"tok_s": round(row.tok_s, 1)}
+        if exp.arms[row.arm].algorithm != "none":
+            arm |= {"accept_length": None if row.accept_length != row.accept_length else round(row.accept_length, 2),
+                    "speedup": round(row.speedup, 2), "identical": f"{row.identical}/{row.compared}"}
+        arms[row.arm] = arm
+    healthy = [r["healthy_s"] for r in launches.history() if r["time_s"] >= began and r["unit"].startswith(exp.name)]
+    return {"report": str(next(out.glob("*.html")).relative_to(project.root())), "arms": arms,
+            "healthy_s": healthy[0] if healthy else None, "wall_s": round(time.time() - began, 1)}
+
+
+def main(argv: list[str]) -> int:
+    """`python -m kit demo [CONFIG [HOST]]`."""
+    return demo(*argv[:2])
