@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from kit import health, project, store, workload
 from kit.applying import Applier
@@ -31,7 +31,7 @@ from kit.survey import Survey
 PROGRESS = re.compile(r"^progress (\d+) (\d+) ?(.*)")
 
 
-def measure(exp: Experiment, host: Host, job: Job, again: bool = False) -> Run:
+def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose: str = "bench") -> Run:
     """Benchmark this arm's service; the run's records are in data/runs when it returns."""
     folder = project.root() / "data" / "runs"
     key = identity(exp, host)
@@ -42,10 +42,12 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False) -> Run:
     Applier(Plan(tuple(tools(exp, now)), exp, "fetched"), host, job).run()
     there = _going_on(exp, host, key, again)
     run_id = there.about["run_id"] if there else store.new_id(exp)
+    content, sha = workload.encode(workload.job(exp, engine(exp.engine.name), run_id))
     if there is None:
         _ready(exp, host, now)
-        host.write(f"{_remote(host, run_id)}/job.json", workload.text(exp, run_id).encode())
-    unit = workload.unit(exp, host.root, host_python(exp), run_id, key)
+        host.write(f"{workload.remote_dir(host.root, run_id)}/job.json", content)
+    unit = workload.unit(exp, host.root, exp.host.python, run_id, sha)
+    unit = replace(unit, about={**unit.about, "identity": key})
 
     def on_line(text: str) -> None:
         found = PROGRESS.match(text)
@@ -53,8 +55,9 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False) -> Run:
             job.progress(int(found[1]), int(found[2]), found[3])
         job.line(text)
 
-    ended = run_to_end(host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
-    run = store.collect(host, _remote(host, run_id), _meta(exp, host, now, run_id, key), folder)
+    ended = there if there and not there.running else run_to_end(
+        host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
+    run = store.collect(host, workload.remote_dir(host.root, run_id), _meta(exp, host, now, run_id, key, purpose), folder)
     if ended.result != "success":
         raise JobError(f"the benchmark ended early (exit {ended.exit_code}, {ended.signal or ended.result})",
                        where=f"{host.name}: what was measured is kept in {run.folder}",
@@ -64,17 +67,10 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False) -> Run:
 
 def identity(exp: Experiment, host: Host) -> str:
     """Changes when what is measured, or with what load, changes."""
-    service = engine(exp.engine.name).service(exp, host.root)
-    what = [host.name, service.digest, exp.target.source, exp.target.sha256, workload.text(exp, "")]
+    eng = engine(exp.engine.name)
+    load, _ = workload.encode(workload.job(exp, eng, ""))
+    what = [host.name, eng.service(exp, host.root).digest, exp.target.sha256, load.decode()]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-
-
-def host_python(exp: Experiment) -> str:
-    return exp.host.python
-
-
-def _remote(host: Host, run_id: str) -> str:
-    return f"{host.root}/runs/{run_id}"
 
 
 def _known(key: str, folder) -> Run | None:
@@ -83,7 +79,7 @@ def _known(key: str, folder) -> Run | None:
 
 def _going_on(exp: Experiment, host: Host, key: str, again: bool) -> UnitState | None:
     """The benchmark unit that already measures, or has measured, exactly this; None when a new one must start."""
-    sup, python, name = supervisor(exp.host.supervisor), exp.host.python, workload.unit_name(exp)
+    sup, python, name = supervisor(exp.host.supervisor), exp.host.python, f"bench-{exp.unit}"
     there = state(host, sup, python, name)
     same = there.about.get("identity") == key
     if there.running and not same and not again:
@@ -108,13 +104,13 @@ def _ready(exp: Experiment, host: Host, now: Survey) -> None:
         raise PlanError(f"{wanted.name} is not healthy: {why}", where=host.name, next="follow its log")
 
 
-def _meta(exp: Experiment, host: Host, now: Survey, run_id: str, key: str) -> dict:
+def _meta(exp: Experiment, host: Host, now: Survey, run_id: str, key: str, purpose: str) -> dict:
     """Provenance: what was measured, where, with which versions."""
     eng = engine(exp.engine.name)
+    used = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter else {})
     models = {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
-              for role, c in (("target", exp.target), ("drafter", exp.drafter if exp.spec.needs_drafter else None))
-              if c and c.slug in now.models}
-    return {"id": run_id, "identity": key, "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
+              for role, c in used.items() if c.slug in now.models}
+    return {"id": run_id, "identity": key, "purpose": purpose, "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
             "terms": eng.terms(exp.spec), "unit": asdict(eng.service(exp, host.root)), "models": models,
             "engine": {"name": exp.engine.name, "packages": list(eng.packages)},
             "host": {"name": host.name, "hostname": now.hostname, "os": now.os, "cpu": list(now.cpu), "load": now.load,

@@ -70,6 +70,6 @@ def tune(exp: Experiment, host: Host, prompts: int = 3) -> Job:
 
     def work(job: Job):
         Applier(plan(short, survey(short, host)), host, job).run()
-        return benching.measure(short, host, job)
+        return benching.measure(short, host, job, purpose="tune")
 
     return Job.start(f"tune {exp.unit}", work, key=f"{host.name}/tune {exp.name}")

@@ -29,6 +29,7 @@ LAYERS = [
     {"benching"},
     {"verbs", "reading"},
     {"ui", "ui_controls"},
+    {"widgets"},
     {"__init__", "demo", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,97 @@
+"""What a notebook reads: runs and tables about them, a service's start, an arm's flags, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from kit import health, metrics, project, store
+from kit.engines import engine
+from kit.errors import PlanError
+from kit.following import recent
+from kit.report import report as write_report
+from kit.seams import Host
+from kit.spec import Experiment
+from kit.store import Run
+from kit.supervisors import supervisor
+from kit.surveying import survey
+
+
+def runs(exp: Experiment | None = None, purpose: str = "bench") -> list[Run]:
+    """Complete runs in data/runs, newest first: of one experiment on its host, or all.
+
+    purpose   "bench", or "tune" for the short probes of the controls
+
+    >>> kit.runs(exp)[0].meta["arm"]
+    """
+    every = [r for r in store.runs(project.root() / "data" / "runs") if r.complete and r.meta.get("purpose") == purpose]
+    if exp is None:
+        return every
+    mine = [r for r in every if (r.meta["experiment"]["name"], r.meta["experiment"]["host"]["ssh"])
+            == (exp.name, exp.host.ssh)]
+    if not mine:
+        raise PlanError(f"no runs of {exp.name} on {exp.host.ssh} yet", where="data/runs",
+                        next="benchmark first: notebooks 50, 60 and 70")
+    return mine
+
+
+SHOWN = {"arm": "arm", "prompt_set": "prompts", "concurrency": "concurrency", "requests": "requests", "failed": "failed",
+         "tok_s": "tok/s", "ttft_ms_p50": "TTFT ms p50", "tpot_ms_p50": "per token ms p50",
+         "accept_length": "accept length"}
+
+
+def summary(runs: list[Run]) -> pd.DataFrame:
+    """A short table, one row per cell: what a reader looks at first. All columns: `kit.metrics.points(runs)`."""
+    return metrics.points(runs)[list(SHOWN)].rename(columns=SHOWN).round(2)
+
+
+def speculative_arm(exp: Experiment) -> str:
+    """The first arm that needs a drafter, else the first that speculates, else the arm in force."""
+    arms = exp.arms.items()
+    return next((name for name, s in arms if s.needs_drafter),
+                next((name for name, s in arms if s.algorithm != "none"), exp.arm_name))
+
+
+def terms(exp: Experiment) -> pd.DataFrame:
+    """The speculative parameters of every arm, in the field's terms, SGLang's, vLLM's and this engine's own flags."""
+    eng = engine(exp.engine.name)
+    rows = [{"arm": name, "algorithm": s.algorithm, "drafted per step (vLLM num_speculative_tokens)": s.drafts,
+             "verified per step (SGLang num_draft_tokens)": s.verified,
+             f"flags of {eng.name}": " ".join(f"{k} {v}".strip() for k, v in eng.terms(s).items())}
+            for name, s in exp.arms.items()]
+    return pd.DataFrame(rows).set_index("arm")
+
+
+def running(exp: Experiment, host: Host) -> Experiment:
+    """The experiment with the arm in force whose service runs there, or ran last."""
+    now = survey(exp, host)
+    there = [u for u in now.units if u.about.get("experiment") == exp.name and u.kind == "service"
+             and u.about.get("arm") in exp.arms]
+    if not there:
+        raise PlanError(f"no service of {exp.name} was started yet", where=host.name, next="serve one: notebook 30")
+    return exp.arm(max(there, key=lambda u: (u.running, u.started_at or 0)).about["arm"])
+
+
+def phases(exp: Experiment, host: Host) -> pd.DataFrame:
+    """The phases of this arm's last start, from its log: seconds since its first line, and what each means."""
+    said = recent(host, supervisor(exp.host.supervisor), exp.host.python, exp.unit)
+    began = next((line.time_s for line in said if line.time_s is not None), None)
+    seen = health.phases(engine(exp.engine.name).phases, [(line.time_s, line.text) for line in said])
+    return pd.DataFrame([(name, None if t is None or began is None else round(t - began, 2), meaning)
+                         for name, t, meaning in seen], columns=["phase", "after_s", "meaning"])
+
+
+def report(runs: list[Run], folder: str | Path = "") -> Path:
+    """One HTML file that opens offline: verdict, numbers, plots, method, provenance. Returns its path."""
+    if not runs:
+        raise PlanError("no runs to report on", where="data/runs", next="benchmark first")
+    newest = runs[0].meta
+    folder = Path(folder) if folder else project.root() / "data" / "reports" / newest["id"]
+    folder.mkdir(parents=True, exist_ok=True)
+    name = newest["experiment"]["name"]
+    provenance = {"host": newest["host"], "engine": newest["engine"], "models": newest["models"],
+                  "arms": {r.meta["arm"]: r.meta["terms"] for r in reversed(runs)},
+                  "runs": [r.id for r in runs]}
+    return write_report(metrics.points(runs), metrics.requests(runs), title=f"{name} on {newest['host']['name']}",
+                        path=folder / "report.html", provenance=provenance)
