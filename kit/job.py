@@ -167,7 +167,8 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
+        """True once `result()` answers at once."""
+        return self._ended.done()
 
     @property
     def elapsed_s(self) -> float:
@@ -182,7 +183,7 @@ class Job:
     def cancel(self) -> Job:
         """Ask it to stop and return at once. Twice is fine; on an ended job it does nothing."""
         with self._lock:
-            if self.ended or self._asked.is_set():
+            if self.state in ENDED or self._asked.is_set():
                 return self
             self._asked.set()
             self.state = "cancelling"
@@ -208,7 +209,7 @@ class Job:
 
     def result(self, timeout: float | None = None) -> Any:
         """What `work` returned. Raises its `KitError`; anything else as `JobFailed`, which keeps the cause."""
-        if not self.wait(timeout)._ended.done():
+        if not self.wait(timeout).ended:
             raise JobError(f"{self.name}: no end within {timeout:g} s", where=self.words,
                            next="wait longer, or cancel it")
         if self.error is not None:
@@ -225,7 +226,7 @@ class Job:
         return self.result()
 
     def on_change(self, callback: Callable[[Job], Any]) -> Callable[[], None]:
-        """Call `callback(job)` from one thread after changes, about every second without, and once after the end.
+        """Call `callback(job)` from one thread after changes, about every second without, and after the end.
 
         At most ten times a second. Returns a function that detaches it; after the end nothing is kept.
         On an ended job it is called once, right here.
@@ -247,11 +248,11 @@ class Job:
     def words(self) -> str:
         """Its state in one line."""
         parts = [self.state]
-        if self.phases and not self.ended:
+        if self.phases and self.state not in ENDED:
             parts.append(self.phases[-1][0])
         done, total, note = self._progress
         if total > 0:
-            percent = "" if self.ended else f"{100 * (self.fraction or 0):.0f} %: "
+            percent = "" if self.state in ENDED else f"{100 * (self.fraction or 0):.0f} %: "
             parts.append(f"{percent}{done:,} of {total:,}")
         elif done:
             parts.append(f"{done:,}")

@@ -28,13 +28,13 @@ def three_lines(error: BaseException) -> str:
     """What, where and next, one line each; a long *what* loses its middle."""
     if not isinstance(error, KitError):
         return " / ".join(complaint(error).split("\n"))
-    what = " / ".join(part.strip() for part in error.what.splitlines() if part.strip())
+    what = " / ".join(part.strip() for part in str(error.what).splitlines() if part.strip())
     if len(what) > 400:
         what = f"{what[:200]} … {what[-200:]}"
     rows = [f"{type(error).__name__}: {what}"]
     for label, text in (("where:", error.where), ("next: ", error.next)):
         if text:
-            rows.append(f"  {label} {' / '.join(text.splitlines())}")
+            rows.append(f"  {label} {' / '.join(str(text).splitlines())}")
     return "\n".join(rows)
 
 
