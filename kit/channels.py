@@ -1,0 +1,133 @@
+"""One SSH channel as a command's three streams, or as the socket of an HTTP request.
+
+Works on an open paramiko channel and imports nothing of paramiko. Bytes in and
+out are exact; both outputs are drained while stdin is sent, so neither side
+can block the other.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from kit.seams import Http
+
+CHUNK = 1 << 18
+MOST = 64 << 20             # bytes kept of one command's output, or of one HTTP answer
+
+
+class TooMuch(Exception):
+    """The command said more than `MOST` bytes."""
+
+
+def converse(channel: Any, stdin: bytes, *, hold_stdin: bool = False,
+             until: float | None = None) -> Iterator[tuple[int, bytes]]:
+    """Send stdin and yield (1, stdout chunk) or (2, stderr chunk) until both ended.
+
+    hold_stdin  without bytes to send, stdin stays open: the command sees its end when the channel closes
+    until       time.monotonic() at which to give up: TimeoutError
+    """
+    writer = None
+    if len(stdin) > 32768:
+        writer = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
+        writer.start()
+    elif stdin or not hold_stdin:
+        _feed(channel, stdin)
+    with selectors.DefaultSelector() as ready:
+        ready.register(channel.fileno(), selectors.EVENT_READ)
+        while True:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            ready.select(left)
+            over = channel.eof_received or channel.closed       # before the drain: nothing can follow it
+            while channel.recv_ready():
+                yield 1, channel.recv(CHUNK)
+            while channel.recv_stderr_ready():
+                yield 2, channel.recv_stderr(CHUNK)
+            if over:
+                return
+
+
+def _feed(channel: Any, stdin: bytes) -> None:
+    try:
+        if stdin:
+            channel.sendall(stdin)
+        channel.shutdown_write()
+    except (OSError, EOFError):
+        return          # it ended, or closed its stdin, without reading all: its own affair
+
+
+def collect(channel: Any, stdin: bytes, until: float | None) -> tuple[int | None, bytes, bytes]:
+    """(exit, stdout, stderr) of a command to its end; exit None when we lost it on the way."""
+    said: dict[int, list[bytes]] = {1: [], 2: []}
+    size = 0
+    try:
+        for which, chunk in converse(channel, stdin, until=until):
+            said[which].append(chunk)
+            size += len(chunk)
+            if size > MOST:
+                raise TooMuch
+        code = exit_code(channel, until)
+    except TimeoutError:
+        code = None
+    return code, b"".join(said[1]), b"".join(said[2])
+
+
+def exit_code(channel: Any, until: float | None = None) -> int | None:
+    """The exit status; 128 + n after death by signal n, as shells say it; None when neither came."""
+    channel.status_event.wait(None if until is None else max(0.0, until - time.monotonic()))
+    if channel.exit_status >= 0:
+        return channel.exit_status
+    name = getattr(channel, "exit_signal", None)
+    if name is None:
+        return None
+    number = getattr(signal, f"SIG{name.removeprefix('SIG')}", None)
+    return 128 + int(number) if number else 255
+
+
+def ask(channel: Any, port: int, path: str, body: bytes | None, timeout_s: float) -> Http:
+    """One HTTP request over a channel; status 0 when the far side hung up without an answer."""
+    channel.settimeout(timeout_s)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.sock = _Socket(channel)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    try:
+        connection.request("POST" if body is not None else "GET", path, body, {**headers, "Connection": "close"})
+        answer = connection.getresponse()
+        data = answer.read(MOST + 1)
+    except http.client.HTTPException:
+        return Http(0)
+    if len(data) > MOST:
+        raise TooMuch
+    return Http(answer.status, data)
+
+
+class _Socket:
+    """As much of a socket as http.client asks for."""
+
+    def __init__(self, channel: Any):
+        self.sendall, self.close = channel.sendall, lambda: None
+        self._channel = channel
+
+    def makefile(self, mode: str, *_: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Raw(self._channel), CHUNK)
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, channel: Any):
+        self._channel = channel
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._channel.recv(len(buffer))
+        buffer[:len(data)] = data
+        return len(data)
