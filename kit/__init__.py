@@ -12,23 +12,28 @@
 
 from __future__ import annotations
 
-from kit import metrics, plots
-from kit.analysis import compare
-from kit.checking import check
-from kit.errors import KitError
-from kit.planning import plan
-from kit.reading import phases, report, running, runs, speculative_arm, summary, terms
-from kit.spec import Experiment
-from kit.surveying import survey
-from kit.ui import watch
-from kit.verbs import apply, bench, connect, follow, tune
-from kit.verdict import sentences
-from kit.widgets import controls
+import importlib
+from typing import Any
 
-__all__ = ["Experiment", "KitError", "apply", "bench", "check", "compare", "connect", "controls", "follow", "metrics",
-           "phases", "plan", "plots", "report", "running", "runs", "sentences", "speculative_arm", "summary", "survey",
-           "terms", "tune", "watch"]
+# name: the module that has it. Loaded at first use, so that a command line tool does not pay for widgets.
+_HOME = {
+    "Experiment": "spec", "KitError": "errors", "apply": "verbs", "bench": "verbs", "check": "checking",
+    "compare": "analysis", "connect": "verbs", "controls": "widgets", "follow": "verbs", "metrics": "", "phases": "reading",
+    "plan": "planning", "plots": "", "report": "reading", "running": "reading", "runs": "reading",
+    "sentences": "verdict", "speculative_arm": "reading", "summary": "reading", "survey": "surveying",
+    "terms": "reading", "tune": "verbs", "watch": "ui",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"kit has no {name!r}; it has {', '.join(_HOME)}")
+    home = _HOME[name]
+    value = getattr(importlib.import_module(f"kit.{home}"), name) if home else importlib.import_module(f"kit.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return __all__

@@ -26,7 +26,7 @@ from kit.steps import Plan
 from kit.store import Run
 from kit.supervisors import supervisor
 from kit.surveying import survey
-from kit.survey import Survey
+from kit.surveys import Survey
 
 PROGRESS = re.compile(r"^progress (\d+) (\d+) ?(.*)")
 

@@ -16,7 +16,7 @@ from kit.seams import Unit, UnitState
 from kit.spec import Checkpoint, Experiment
 from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
 from kit.supervisors import supervisor
-from kit.survey import Survey
+from kit.surveys import Survey
 
 Want = Literal["serving", "fetched", "stopped", "removed"]
 

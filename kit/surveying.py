@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kit import survey as pure
+from kit import surveys as pure
 from kit.seams import Host
 from kit.spec import Experiment
-from kit.survey import Survey
+from kit.surveys import Survey
 
 
 def survey(exp: Experiment, host: Host) -> Survey:

@@ -20,7 +20,7 @@ LAYERS = [
     {"errors", "project"},
     {"command", "spec", "findings", "seams", "registry", "words", "shipping"},
     {"facts", "modelfacts", "engines", "supervisors", "compat", "lint"},
-    {"survey", "checks", "workload", "metrics", "analysis", "verdict"},
+    {"surveys", "checks", "workload", "metrics", "analysis", "verdict"},
     {"steps", "planning"},
     {"host", "sshfiles", "tunnel", "job", "plots", "sources", "store", "rehearsal", "launches"},
     {"following", "surveying", "checking", "report"},
