@@ -33,15 +33,15 @@ REFERENCE = Path(__file__).resolve().parent.parent / "data" / "reference" / "h20
 def newest(points: pd.DataFrame, runs: Mapping[str, str] | None = None) -> pd.DataFrame:
     """One run per (experiment, arm): the one named in `runs`, else the newest complete one.
 
-    Run ids sort by time. A run is complete when each of its cells has a throughput and it
-    has as many cells as any other run of its arm; without such a run the newest one is kept.
+    Run ids sort by time. A run is complete when each of its cells has a throughput; without
+    such a run the newest one is kept.
     """
     if points.empty:
         return points
     keep = []
     for (_, arm), of_arm in points.groupby(["experiment", "arm"], sort=False):
         cells = of_arm.groupby("run_id")["tok_s"].agg(["size", "count"])
-        complete = cells[(cells["count"] == cells["size"]) & (cells["size"] == cells["size"].max())]
+        complete = cells[cells["count"] == cells["size"]]
         run = (runs or {}).get(arm, max(complete.index if len(complete) else cells.index))
         keep.append(of_arm[of_arm["run_id"] == run])
     return pd.concat(keep).drop_duplicates(["experiment", "arm", "prompt_set", "concurrency"], keep="last")
@@ -72,20 +72,19 @@ def compare(points: pd.DataFrame, requests: pd.DataFrame | None = None, baseline
     points = newest(points, runs)
     texts = _texts(points, requests)
     rows = []
-    for experiment, of_experiment in points.groupby("experiment", sort=False):
+    for _, of_experiment in points.groupby("experiment", sort=False):
         base = {(c["prompt_set"], c["concurrency"]): c
                 for c in of_experiment[of_experiment["arm"] == baseline].to_dict("records")}
         for cell in of_experiment.to_dict("records"):
             other = base.get((cell["prompt_set"], cell["concurrency"]))
-            rows.append(_row(cell, other, cell["arm"] == baseline, baseline)
-                        | _identical(texts, cell, other, cell["arm"] == baseline))
+            rows.append(_row(cell, other, baseline) | _identical(texts, cell, other, baseline))
         rows += _missing(of_experiment, baseline)
     frame = pd.DataFrame(rows, columns=list(COMPARE))
     return frame.astype({"identical": "Int64", "compared": "Int64"})
 
 
-def _row(cell: dict, other: dict | None, is_baseline: bool, baseline: str) -> dict:
-    notes = []
+def _row(cell: dict, other: dict | None, baseline: str) -> dict:
+    notes, plain = [], cell["algorithm"] == "none"
     tok_s, requests, failed = _number(cell["tok_s"]), _number(cell["requests"]), _number(cell["failed"])
     if not tok_s > 0:
         notes.append("no throughput: no request succeeded")
@@ -94,11 +93,11 @@ def _row(cell: dict, other: dict | None, is_baseline: bool, baseline: str) -> di
     if other is None:
         notes.append(f"no {baseline} cell with these prompts at this concurrency")
         other = {}
-    elif not is_baseline and _number(other["requests"]) != requests:
+    elif _number(other["requests"]) != requests:
         notes.append(f"{baseline} had {_number(other['requests']):.0f} requests, this arm {requests:.0f}")
     tpot, base_tpot, note = _tpots(cell, other)
     notes += note
-    per_step, share, note = (1.0, 0.0, []) if is_baseline else _steps(cell)
+    per_step, share, note = (1.0, 0.0, []) if plain else _steps(cell)
     notes += note
     step_ms = tpot * per_step
     step_cost = _ratio(step_ms, base_tpot)
@@ -107,9 +106,9 @@ def _row(cell: dict, other: dict | None, is_baseline: bool, baseline: str) -> di
         "requests": requests, "failed": failed, "tok_s": tok_s, "baseline_tok_s": base_tok_s,
         "speedup": _ratio(tok_s, base_tok_s), "tpot_ms": tpot, "baseline_tpot_ms": base_tpot,
         "tpot_speedup": _ratio(base_tpot, tpot), "ttft_ms": _number(cell["ttft_ms_p50"]),
-        "accept_length": math.nan if is_baseline else _number(cell["accept_length"]),
+        "accept_length": math.nan if plain else _number(cell["accept_length"]),
         "tokens_per_step": per_step, "draft_share": share, "step_ms": step_ms, "step_cost": step_cost,
-        "break_even_length": math.nan if is_baseline else 1 + _ratio(step_cost - 1, share),
+        "break_even_length": 1 + _ratio(step_cost - 1, share),
         "note": "; ".join(notes)}
 
 
@@ -144,7 +143,7 @@ def _missing(points: pd.DataFrame, baseline: str) -> list[dict]:
     """Cells that the baseline has and an arm has not."""
     cells = points[points["arm"] == baseline][["prompt_set", "concurrency"]].itertuples(index=False, name=None)
     wanted, rows = list(cells), []
-    for arm, of_arm in points.groupby("arm", sort=False):
+    for _, of_arm in points.groupby("arm", sort=False):
         have = set(of_arm[["prompt_set", "concurrency"]].itertuples(index=False, name=None))
         about = of_arm.iloc[0]
         rows += [{**{name: about[name] for name in ("experiment", "arm", "algorithm", "drafts", "run_id")},
@@ -161,12 +160,12 @@ def _texts(points: pd.DataFrame, requests: pd.DataFrame | None) -> dict[tuple, d
                         & requests["run_id"].isin(points["run_id"])]
     keys = ["run_id", "arm", "prompt_set", "concurrency"]
     answered = answered.assign(nth=answered.groupby([*keys, "prompt_id"]).cumcount())
-    return {key: dict(zip(zip(cell["prompt_id"], cell["nth"]), cell["text"]))
+    return {key: cell.set_index(["prompt_id", "nth"])["text"].to_dict()
             for key, cell in answered.groupby(keys, sort=False)}
 
 
-def _identical(texts: dict, cell: dict, other: dict | None, is_baseline: bool) -> dict:
-    if other is None or is_baseline:
+def _identical(texts: dict, cell: dict, other: dict | None, baseline: str) -> dict:
+    if other is None or cell["arm"] == baseline:
         return {"identical": None, "compared": None}
     here, there = (texts.get((c["run_id"], c["arm"], c["prompt_set"], c["concurrency"]), {}) for c in (cell, other))
     both = here.keys() & there.keys()

@@ -24,13 +24,15 @@ DASHES = ("dot", "solid", "dash", "dashdot", "longdash", "solid", "dash")
 PATTERNS = ("", "/", "x", ".", "\\", "-", "+")
 INK, LINE = "#4d535e", "#d5d9e0"
 AXIS = {"gridcolor": LINE, "linecolor": LINE, "zerolinecolor": LINE, "showline": True, "ticks": "outside",
-        "tickcolor": LINE, "automargin": True, "title": {"standoff": 8}}
+        "tickcolor": LINE, "automargin": True, "title": {"standoff": 8, "font": {"size": 13}}}
 TEMPLATE = go.layout.Template(layout={
     "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
     "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "colorway": COLOURS, "height": 400,
-    "title": {"x": 0, "xref": "paper", "font": {"size": 17}}, "margin": {"l": 64, "r": 16, "t": 84, "b": 104},
+    "title": {"x": 0.01, "xref": "container", "font": {"size": 17}}, "margin": {"l": 64, "r": 16, "t": 84, "b": 104},
     "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
-    "hoverlabel": {"font": {"size": 13}}, "xaxis": AXIS, "yaxis": AXIS, "bargap": 0.25})
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#8a909b", "activecolor": "#0072B2"},
+    "hoverlabel": {"bgcolor": "rgba(255,255,255,0.95)", "font": {"size": 13, "color": INK}},
+    "xaxis": AXIS, "yaxis": AXIS, "bargap": 0.25})
 
 
 def throughput(points: pd.DataFrame) -> go.Figure:
@@ -87,7 +89,9 @@ def acceptance_by_position(points: pd.DataFrame) -> go.Figure:
     for column, cells, look in _each(points):
         shares = cells["accept_by_position"].iloc[0]
         figure.add_bar(x=list(range(1, len(shares) + 1)), y=[100 * s for s in shares], row=1, col=column,
-                       marker={"color": look["line"]["color"], "pattern": {"shape": look["pattern"], "size": 6}},
+                       marker={"color": look["line"]["color"],
+                               "pattern": {"shape": look["pattern"], "size": 7, "solidity": 0.2, "fgcolor": "white",
+                                           "fillmode": "overlay"}},
                        **{k: look[k] for k in ("name", "legendgroup", "showlegend")},
                        hovertemplate=f"%{{y:.1f}} % (concurrency {cells['concurrency'].iloc[0]})")
     if len(points):
@@ -107,9 +111,10 @@ def latency(points: pd.DataFrame) -> go.Figure:
         for row, value in enumerate(values, 1):
             _line(figure, row, column, cells, value, look | {"showlegend": look["showlegend"] and row == 1},
                   "%{y:.1f} ms")
+    figure = _by_concurrency(figure, points)
     if len(values) == 2:
-        figure.update_layout(height=600)
-    return _by_concurrency(figure, points)
+        figure.update_layout(height=600).update_xaxes(showticklabels=False, title_text=None, row=1)
+    return figure
 
 
 # ---------------------------------------------------------------- shared parts
@@ -132,7 +137,8 @@ def _panels(frame: pd.DataFrame, title: str, units: list[str]) -> go.Figure:
         figure.update_xaxes(visible=False).update_yaxes(visible=False)
         return figure.add_annotation(text="Nothing measured to show here.", showarrow=False, font={"size": 15})
     sets = [f"{_text(s)} prompts" for s in frame["prompt_set"].unique()]
-    figure = make_subplots(rows=len(units), cols=len(sets), shared_yaxes=True, shared_xaxes=True, column_titles=sets,
+    # x axes are not shared: plotly.js draws nothing on matched log axes that have a range
+    figure = make_subplots(rows=len(units), cols=len(sets), shared_yaxes=True, column_titles=sets,
                            horizontal_spacing=0.04, vertical_spacing=0.08)
     figure.update_layout(template=TEMPLATE, title={"text": title}, hovermode="x unified")
     figure.update_yaxes(rangemode="tozero")
@@ -171,12 +177,8 @@ def _by_concurrency(figure: go.Figure, frame: pd.DataFrame) -> go.Figure:
     ticks = sorted({int(c) for c in frame["concurrency"]})
     low, high = math.log10(ticks[0]), math.log10(ticks[-1])
     pad = max(0.06 * (high - low), 0.05)
-    figure.update_xaxes(type="log", tickmode="array", tickvals=ticks, ticktext=[str(t) for t in ticks],
-                        range=[low - pad, high + pad])
-    last_row = [a for a in figure.select_xaxes() if a.showticklabels is not False]
-    for axis in last_row:
-        axis.title = {"text": "concurrency, requests in flight"}
-    return figure
+    return figure.update_xaxes(type="log", tickmode="array", tickvals=ticks, ticktext=[str(t) for t in ticks],
+                               range=[low - pad, high + pad], title_text="concurrency, requests in flight")
 
 
 def _log_values(figure: go.Figure, values: pd.Series) -> go.Figure:

@@ -26,9 +26,8 @@ STYLE = """
         --accent: #0a5ea8; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8ec; --soft: #b4bac5; --line: #3c424d; --page: #15181d; --band: #1e2229; --accent: #7fb8ee; }
-  .js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .g-gtitle, .legend, .infolayer .annotation) text
-    { fill: var(--soft) !important; }
-  .js-plotly-plot :is(.gridlayer, .zerolinelayer) path { stroke: var(--line) !important; }
+  .js-plotly-plot :is(.cartesianlayer, .infolayer) text { fill: var(--soft) !important; }
+  .js-plotly-plot .cartesianlayer path.crisp { stroke: var(--line) !important; }
   .js-plotly-plot .shapelayer path { stroke: var(--soft) !important; }
   .js-plotly-plot .legend .bg { fill: transparent !important; }
 }
@@ -46,7 +45,8 @@ caption { text-align: left; color: var(--soft); padding: .3rem 0; caption-side: 
 th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 thead th { vertical-align: bottom; border-bottom: 2px solid var(--line); } .n { text-align: right;
   font-variant-numeric: tabular-nums; } tbody tr:nth-child(even) { background: var(--band); }
-tbody th { font-weight: 600; } figure { margin: 1.25rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
+tbody th { font-weight: 600; white-space: nowrap; }
+figure { margin: 1.25rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; overflow-wrap: anywhere; } code { overflow-wrap: anywhere; }
 footer { color: var(--soft); font-size: .9rem; margin-top: 2.5rem; padding-bottom: 2rem; }
 @media print { nav, .modebar-container { display: none !important; } figure, tr { break-inside: avoid; } }
@@ -68,23 +68,22 @@ COLUMNS: tuple[tuple[str, str, Callable[[dict], str]], ...] = (
     ("note", "", lambda r: str(r["note"] or "")),
 )
 METHOD = (
-    "Closed loop: at concurrency n, n requests are in flight until the list of prompts is done. Every arm gets the same "
-    "prompts in the same order; answers are streamed and decoded greedily.",
-    "Output tokens per second are all tokens of the answered requests over the wall time of the cell. Time to first token "
-    "and time per token are medians over requests; time per token is (last − first token) / (tokens − 1), whatever the "
-    "number of tokens in a chunk.",
+    "Closed loop: at concurrency n, n requests are in flight until the list of prompts is done. Every arm gets the "
+    "same prompts in the same order; answers are streamed and decoded greedily.",
+    "Output tokens per second are the tokens of the answered requests over the wall time of the cell. Time to first "
+    "token and time per token are medians over requests; time per token is (last − first token) / (tokens − 1), "
+    "whatever the number of tokens in a chunk.",
     "Speed-up is the ratio of throughputs, arm over baseline. Accept length is 1 + accepted drafts / steps that had a "
     "draft, from the engine's own counters before and after the cell.",
-    "A step's cost is derived, not observed: time per token × tokens per step, in units of the baseline's time per token. "
-    "Tokens per step is decoded tokens / (decoded tokens − accepted drafts). It holds everything that a step does, "
-    "drafting and scheduling too.",
+    "A step's cost is derived, not observed: time per token × tokens per step, in units of the baseline's time per "
+    "token. Tokens per step is decoded tokens / (decoded tokens − accepted drafts). The cost holds everything that a "
+    "step does, drafting and scheduling too.",
     "The accept length to break even supposes that a step goes on costing what it cost here.",
 )
 NOT = (
-    "Not an interval: one run per arm. A second run may differ by more than the difference seen.",
-    "Not another machine, model, prompt set or load: acceptance depends on the text, the cost of a step on the hardware.",
-    "Not a proof that speculation is lossless: equal texts on a few prompts show no fault, and unequal ones may be "
-    "numerics.",
+    "An interval: there is one run per arm, and a second may differ by more than the difference seen.",
+    "Another machine, model, prompt set or load: acceptance depends on the text, the cost of a step on the hardware.",
+    "A proof that speculation is lossless: equal texts on a few prompts show no fault, unequal ones may be numerics.",
 )
 
 
@@ -102,7 +101,7 @@ def report(points: pd.DataFrame, requests: pd.DataFrame | None, *, title: str, p
     body = [_section("verdict", "Verdict", _words(frame, baseline)),
             _section("results", "Results", _table(frame, f"Every measured cell. {title}")),
             _section("plots", "Plots", _plots(points, frame, "here", baseline)),
-            _section("method", "Method, and what the numbers are not", _items(METHOD) + _items(NOT)),
+            _section("method", "Method", f"{_items(METHOD)}<h3>What the numbers are not</h3>{_items(NOT)}"),
             _section("provenance", "Provenance", _facts(provenance))]
     links = {"verdict": "Verdict", "results": "Results", "plots": "Plots", "method": "Method",
              "provenance": "Provenance"}
@@ -124,17 +123,20 @@ def report(points: pd.DataFrame, requests: pd.DataFrame | None, *, title: str, p
 
 def _words(frame: pd.DataFrame, baseline: str) -> str:
     said = verdict.sentences(frame, baseline)
-    return f"<p class='headline'>{_e(verdict.headline(frame, baseline))}</p>" + (_items(said) if len(said) > 1 else "")
+    words = f"<p class='headline'>{_e(verdict.headline(frame, baseline))}</p>" + (_items(said) if len(said) > 1 else "")
+    return words.replace("n-gram", "n\u2011gram")        # a hyphen at which no line breaks
 
 
 def _table(frame: pd.DataFrame, caption: str) -> str:
-    columns = [c for c in COLUMNS if c[0] != "note" or frame["note"].fillna("").any()]
+    """The comparison as a table; columns in which nothing is known are left out."""
+    records = frame.to_dict("records")
+    columns = [c for c in COLUMNS if any(c[2](record) not in ("", "–") for record in records)]
     head = "".join(f"<th scope='col' class='{kind}'>{_e(name)}</th>" for name, kind, _ in columns)
     rows = []
-    for record in frame.to_dict("records"):
-        cells = [f"<td class='{kind}'>{_e(show(record))}</td>" for _, kind, show in columns]
-        cells[0] = f"<th scope='row'>{_e(columns[0][2](record))}</th>"
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+    for record in records:
+        arm, *values = (f"{_e(show(record))}" for _, _, show in columns)
+        cells = (f"<td class='{kind}'>{value}</td>" for (_, kind, _), value in zip(columns[1:], values, strict=True))
+        rows.append(f"<tr><th scope='row'>{arm}</th>{''.join(cells)}</tr>")
     return (f"<div class='scroll' tabindex='0' role='region' aria-label='{_e(caption)}'><table>"
             f"<caption>{_e(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>")
 
@@ -147,7 +149,7 @@ def _plots(points: pd.DataFrame, frame: pd.DataFrame, where: str, baseline: str,
         ("step-cost", plots.step_cost(frame, baseline),
          "Per token, an arm wins where its yield (open markers) lies above its cost (filled markers)."),
         ("positions", plots.acceptance_by_position(points if by_position is None else by_position),
-         position_note or "How often the first, second, … drafted token was accepted, at each arm's lowest concurrency."),
+         position_note or "How often the first, second, … draft was accepted, at each arm's lowest concurrency."),
         ("latency", plots.latency(points), "Medians over the requests of a cell."))
     return "".join(_figure(f"{where}-{name}", figure, caption) for name, figure, caption in shown)
 
@@ -167,7 +169,8 @@ def _reference() -> tuple[str, str]:
     steps = ", ".join(f"{arm}: {n} steps" for arm, n in card["by_position_steps"].items())
     same = ", ".join(f"{arm} {n} of {of}" for arm, (n, of) in card["identical"].items())
     flawed = (f"<div class='flawed' role='note'><p><strong>Indicative only.</strong> These runs were recorded once, on "
-              f"another machine, and are never joined to the numbers above. Their flaws:</p>{_items(card['flaws'])}</div>")
+              "another machine, and are never joined to the numbers above. Their flaws:</p>"
+              f"{_items(card['flaws'])}</div>")
     return card["title"], "".join((
         flawed, "<h3>What they say</h3>", _words(frame, "baseline"),
         f"<p>Six prompts were also answered one at a time: text equal to the baseline's on {_e(same)}.</p>",

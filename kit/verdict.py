@@ -18,8 +18,8 @@ ALGORITHMS = {"ngram": "n-gram", "draft": "draft model", "eagle": "EAGLE", "eagl
               "dflash": "DFlash", "suffix": "suffix"}
 SINGLE_RUN = (f"One run each, no interval: the numbers say what happened once. Less than {CLOSE:.0%} either way is "
               "called no clear difference, by convention.")
-MAY_DIFFER = ("Greedy decoding should repeat the baseline; a batch of several tokens adds up in another order, so a near "
-              "tie can fall the other way (numerics). A faulty verification would look the same from here.")
+MAY_DIFFER = ("Greedy decoding should repeat the baseline; a batch of several tokens adds up in another order, so a "
+              "near tie can fall the other way (numerics). A faulty verification would look the same from here.")
 
 
 def label(arm: str, algorithm: str) -> str:
@@ -52,9 +52,9 @@ def headline(frame: pd.DataFrame, baseline: str = "baseline") -> str:
         return "Nothing to compare: no arm beside the baseline was measured."
     said = []
     for (arm, algorithm), of_arm in arms.groupby(["arm", "algorithm"], sort=False):
-        sets = [f"{_range(of_set['speedup'])} on {name}" for name, of_set in of_arm.groupby("prompt_set", sort=False)]
-        said.append(f"{label(arm, algorithm)} is {', '.join(sets)}")
-    return "; ".join(said) + "."
+        sets = [_range(name, cells) for name, cells in of_arm.groupby("prompt_set", sort=False)]
+        said.append(f"{label(arm, algorithm)}: {'; '.join(sets)}.")
+    return " ".join(said)
 
 
 def sentences(frame: pd.DataFrame, baseline: str = "baseline") -> list[str]:
@@ -81,14 +81,17 @@ def _arms(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
     return frame[frame["arm"] != baseline]
 
 
-def _range(speedups: pd.Series) -> str:
-    values = speedups.dropna()
-    if values.empty:
-        return "not comparable"
-    words = sorted(set(map(word, values)))
-    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
-    said = "now faster, now slower" if {"faster", "slower"} <= set(words) else " or ".join(words)
-    return f"{said} ({low}x)" if low == high else f"{said} ({low} to {high}x)"
+def _range(prompt_set: str, cells: pd.DataFrame) -> str:
+    """One arm on one prompt set; the concurrencies are named where the verdict depends on them."""
+    cells = cells.dropna(subset=["speedup"]).sort_values("concurrency")
+    if cells.empty:
+        return f"cannot be compared on {prompt_set}"
+    parts = []
+    for verdict, same in cells.groupby(cells["speedup"].map(word), sort=False):
+        low, high = f"{same['speedup'].min():.2f}", f"{same['speedup'].max():.2f}"
+        where = "" if len(same) == len(cells) else f" at concurrency {', '.join(map(str, same['concurrency']))}"
+        parts.append(f"{verdict}{where} ({low}x)" if low == high else f"{verdict}{where} ({low} to {high}x)")
+    return f"on {prompt_set} {', '.join(parts)}"
 
 
 def _cell(row: dict) -> str:
@@ -97,20 +100,22 @@ def _cell(row: dict) -> str:
         return f"{who} cannot be compared: {row['note'] or 'a number is missing'}."
     verdict = word(row["speedup"])
     said = f"{who} shows no clear difference" if verdict == "no clear difference" else f"{who} is {verdict}"
-    said += f": {row['speedup']:.2f}x. {_why(row)}"
-    return said + (f" ({row['note']}.)" if row["failed"] > 0 else "")
+    failed = f"{row['failed']:.0f} of {row['requests']:.0f} requests failed, and are not in it."
+    return " ".join(filter(None, (f"{said}: {row['speedup']:.2f}x.", _why(row), failed if row["failed"] > 0 else "")))
 
 
 def _why(row: dict) -> str:
     """The price of a step against what it yields."""
     cost, tokens = row["step_cost"], row["tokens_per_step"]
+    if row["algorithm"] == "none":
+        return "" if math.isnan(cost) else f"Neither drafts; its step costs {cost:.2f} of the baseline's."
     if row["draft_share"] == 0:
         return "Nothing was drafted, so there was nothing to gain."
     if math.isnan(cost):
         return f"Why is not known: {row['note'] or 'a number is missing'}."
     often = row["draft_share"] >= 0.95
     step = f"A verify step of {row['drafts'] + 1:.0f} tokens" if often else "The average step"
-    only = " only" if cost > tokens else ""
+    only = " only" if word(tokens / cost) == "slower" else ""
     about = "about " if ESTIMATED in row["note"] else ""
     why = f"{step} costs {about}{cost:.1f} single steps, drafting included, and yields{only} {tokens:.1f} tokens."
     if not often:
@@ -131,8 +136,8 @@ def _drift(who: str, cells: pd.DataFrame) -> list[str]:
     if abs(last["accept_length"] / first["accept_length"] - 1) <= DRIFT:
         return []
     verb = "falls" if last["accept_length"] < first["accept_length"] else "rises"
-    return [f"{who}: the accept length {verb} from {first['accept_length']:.2f} at concurrency {first['concurrency']} to "
-            f"{last['accept_length']:.2f} at {last['concurrency']}. On the same prompts it should not depend on the "
+    return [f"{who}: the accept length {verb} from {first['accept_length']:.2f} at concurrency {first['concurrency']} "
+            f"to {last['accept_length']:.2f} at {last['concurrency']}. On the same prompts it should not depend on the "
             "concurrency: another mix of prompts, numerics, and a fault in verifying batches are all possible."]
 
 

@@ -35,7 +35,7 @@ def points(extract: dict) -> list[dict]:
             length = cell["accept_len"]
             rows.append({
                 "run_id": f"recorded-{arm}", "experiment": "h200-sglang-0.5.12", "arm": arm,
-                "algorithm": "eagle3" if length else "none", "drafts": verified - 1, "prompt_set": "python source",
+                "algorithm": "eagle3" if length else "none", "drafts": verified - 1, "prompt_set": "python",
                 "concurrency": cell["concurrency"], "requests": cell["requests"], "failed": 0, "wall_s": cell["wall"],
                 "output_tokens": tokens, "tok_s": cell["tok_s"], "ttft_ms_p50": cell["ttft_med"] * 1000,
                 "accept_length": length, "steps": round(tokens / length) if length else None,
@@ -55,7 +55,7 @@ def card(extract: dict) -> dict:
     base = arms["baseline"]["texts"]
     return {
         "title": "Recorded: EAGLE-3 in SGLang on one H200", "flaws": FLAWS,
-        "identical": {a: [sum(x == y for x, y in zip(r["texts"], base)), len(base)] for a, r in speculative.items()},
+        "identical": {a: [sum(map(str.__eq__, r["texts"], base)), len(base)] for a, r in speculative.items()},
         "by_position": {a: by_position(r["accepted_histograms"], int(flag(r["args"], "--speculative-num-steps")))
                         for a, r in speculative.items()},
         "by_position_steps": {a: sum(map(sum, r["accepted_histograms"])) for a, r in speculative.items()},
