@@ -1,0 +1,216 @@
+"""SGLang's rules beyond the draft: scheduler, memory, graphs, GPUs, environment."""
+
+from __future__ import annotations
+
+from kit.lint.case import rule
+from kit.lint.sglang_rules import BACKENDS
+from kit.lint.sglang_spec import EAGLE_FAMILY, K, N, S, algorithm, numbers
+
+GRAPH_OFF = ("--disable-cuda-graph",)
+SPEC_V2 = "SGLANG_ENABLE_SPEC_V2"
+
+
+@rule("spec-concurrency-cap", "sglang")
+def concurrency_cap(case, say):
+    if algorithm(case) and not case.last("--max-running-requests"):
+        yield say("warn", "at most 48 requests run at once", "Max running requests is reset to 48 for speculative "
+                  "decoding; a baseline without speculation is not capped so, and the comparison is then unfair",
+                  "--max-running-requests 64 (the same number in every arm)")
+
+
+@rule("spec-mixed-chunk", "sglang")
+def mixed_chunk(case, say):
+    algo = algorithm(case)
+    if not algo or not case.has("--enable-mixed-chunk"):
+        return
+    if case.before("0.4.9"):
+        yield say("warn", "--enable-mixed-chunk with speculation is not handled by this release", "", "drop it")
+    elif case.before("0.5.16"):
+        yield say("warn", "--enable-mixed-chunk is switched off",
+                  "Mixed chunked prefill is disabled because of using eagle speculative decoding.", "drop it")
+    else:
+        yield say("unknown", "--enable-mixed-chunk may be switched off", "newer releases keep it for some algorithms",
+                  "look for 'Mixed chunked prefill is disabled' in the log")
+
+
+@rule("spec-overlap", "sglang")
+def overlap(case, say):
+    got = numbers(case)
+    algo = got.algorithm
+    if not algo or case.has("--disable-overlap-schedule"):
+        return
+    v2 = case.env_true(SPEC_V2, default=case.since("0.5.11"))
+    off = ""
+    if algo in ("DFLASH", "FROZEN_KV_MTP", "NGRAM"):
+        off = "" if case.since("0.5.14") else f"{algo} has no overlapped worker in this release"
+    elif algo not in EAGLE_FAMILY:
+        return
+    elif case.before("0.5.3"):
+        off = "Overlap scheduler is disabled because of using eagle speculative decoding."
+    elif case.before("0.5.5"):
+        off = "" if case.has("--enable-beta-spec") and algo == "EAGLE" else "only --enable-beta-spec turns it on"
+    elif case.before("0.5.11"):
+        able = algo == "EAGLE" or (algo == "EAGLE3" and case.since("0.5.7")) or case.since("0.5.8")
+        if v2 and able and (got.topk or 0) > 1 and not got.auto and case.since("0.5.7"):
+            yield say("fail", f"spec V2 ({SPEC_V2}) drafts chains only",
+                      "ValueError: Spec v2 currently only supports topk = 1 for speculative decoding.",
+                      f"{K} 1, or unset {SPEC_V2}")
+            return
+        off = "" if v2 and able else f"spec V2 is off unless {SPEC_V2}=True"
+    elif case.before("0.5.13"):
+        if (got.topk or 0) > 1 and not got.auto:
+            off = "Spec v1 is used … because spec v2 currently only supports topk = 1"
+        elif not v2:
+            off = f"Spec v1 is used … because {SPEC_V2}=False"
+    elif case.before("0.5.14") and not v2:
+        off = "Non-overlap (synchronous) spec v2 is used"
+    if off:
+        chain = (got.topk or 0) > 1 and case.since("0.5.11") and algo in EAGLE_FAMILY
+        yield say("warn", "the overlap scheduler is off, so the CPU's work is not hidden behind the GPU's", off,
+                  f"{S} 3 {K} 1 {N} 4 keeps it" if chain else "measure it: it costs most at small batches")
+
+
+@rule("env-spec-v2", "sglang")
+def spec_v2_removed(case, say):
+    if SPEC_V2 in case.env and case.since("0.5.14"):
+        yield say("warn", f"{SPEC_V2} has no effect in {case.version}", f"{SPEC_V2} has been removed",
+                  "drop it; --disable-overlap-schedule is what remains")
+    elif SPEC_V2 in case.env and case.before("0.5.5"):
+        yield say("warn", f"{SPEC_V2} has no effect in {case.version}", "it came with 0.5.5", "drop it")
+
+
+@rule("env-overridden", "sglang")
+def env_overridden(case, say):
+    if case.env.get("CUDA_DEVICE_MAX_CONNECTIONS", "8") != "8":
+        yield say("warn", "CUDA_DEVICE_MAX_CONNECTIONS is overwritten with 8", "SGLang sets it at start", "drop it")
+    if "SGLANG_SIMULATE_ACC_LEN" in case.env:
+        yield say("warn", "SGLANG_SIMULATE_ACC_LEN makes the text garbage", "the acceptance is forced, not earned",
+                  "only for speed-against-acceptance curves; never for users")
+
+
+@rule("memory-with-drafter", "sglang")
+def memory(case, say):
+    got = case.number("--mem-fraction-static")
+    if got is not None and not 0 < got < 1:
+        yield say("fail", f"--mem-fraction-static {got:g} is not a fraction", "a share of the GPU's memory, 0 … 1",
+                  "--mem-fraction-static 0.85")
+    elif got is not None and algorithm(case) not in ("", "NGRAM"):
+        yield say("warn", f"--mem-fraction-static {got:g} is taken as it is, nothing is set aside for the drafter",
+                  "a value tuned without a drafter can run out of memory with it: weights, graphs and a KV pool with "
+                  "one slot per target token come on top", "lower it by the drafter's share, or see the memory plan")
+
+
+@rule("grammar-none", "sglang")
+def grammar(case, say):
+    if case.text("--grammar-backend") == "none":
+        yield say("warn", "requests for JSON, regex or a grammar will fail",
+                  "Grammar-based generation (…) is not supported when the server is launched with "
+                  "--grammar-backend none",
+                  "--grammar-backend xgrammar, unless nobody asks for structured output")
+
+
+@rule("moe-runner-spec", "sglang")
+def moe_runner(case, say):
+    if case.text("--speculative-moe-runner-backend") == "flashinfer_trtllm" and case.before("0.5.12") \
+            and case.since("0.5.7") and algorithm(case):
+        yield say("fail", "flashinfer_trtllm is refused as the drafter's MoE runner",
+                  "AssertionError in _handle_speculative_decoding", "--speculative-moe-runner-backend auto")
+
+
+@rule("draft-quantization", "sglang")
+def draft_quantization(case, say):
+    quant = case.text("--quantization")
+    if quant and algorithm(case) in EAGLE_FAMILY and case.since("0.5.7") \
+            and not case.last("--speculative-draft-model-quantization") and case.last("--speculative-draft-model-path"):
+        yield say("warn", f"the drafter inherits --quantization {quant}",
+                  "a BF16 drafter is then read as quantised; what config.json says is not inherited",
+                  "--speculative-draft-model-quantization unquant")
+
+
+@rule("token-map-ignored", "sglang")
+def token_map(case, say):
+    if algorithm(case) == "EAGLE3" and case.last("--speculative-token-map"):
+        yield say("warn", "--speculative-token-map is ignored with EAGLE3", "the head carries its own map (d2t)",
+                  "drop it")
+
+
+@rule("graphs-off", "sglang")
+def graphs_off(case, say):
+    off = case.has("--disable-cuda-graph") or case.text("--cuda-graph-backend-decode") == "disabled"
+    if off:
+        yield say("warn", "CUDA graphs are off",
+                  "launch overhead then dominates small batches, where speculation pays; "
+                  "switch them off on a measurement, not on belief",
+                  "measure both; turn off only what fails to capture")
+
+
+@rule("graphs-narrow", "sglang")
+def graphs_narrow(case, say):
+    widest = case.number("--cuda-graph-max-bs") or case.number("--cuda-graph-max-bs-decode")
+    bs = [b for b in case.texts("--cuda-graph-bs") or case.texts("--cuda-graph-bs-decode") if b.isdigit()]
+    widest = max(map(int, bs)) if bs else widest
+    running = case.number("--max-running-requests") or (48 if algorithm(case) else None)
+    if widest and running and widest < running:
+        yield say("warn", f"graphs cover batches up to {widest:g}, up to {running:g} requests run",
+                  "larger batches decode without a graph, a step in the curve that is not the drafter's",
+                  f"--cuda-graph-max-bs{'-decode' if case.since('0.5.14') else ''} {running:g}")
+
+
+@rule("tree-at-concurrency", "sglang")
+def tree_at_concurrency(case, say):
+    got = numbers(case)
+    running = case.number("--max-running-requests") or 48
+    if got.algorithm in EAGLE_FAMILY and (got.topk or 0) > 1 and not got.auto and (got.tokens or 0) > 1 and running > 4:
+        yield say("warn", f"each of up to {running:g} requests verifies {got.tokens} tokens per step",
+                  f"a tree multiplies the target's work: up to {running * got.tokens:g} rows per step",
+                  f"a chain ({S} 3 {K} 1 {N} 4) for concurrency, a tree for one or two requests")
+
+
+@rule("gpu-backend", "sglang")
+def gpu_backend(case, say):
+    if case.sm is None:
+        return
+    named = f"sm_{case.sm}"
+    for flag in BACKENDS:
+        backend = case.text(flag)
+        blackwell_dc, consumer = case.sm in (100, 103), case.sm in (120, 121)
+        if backend == "trtllm_mha" and not blackwell_dc:
+            decode_ok = flag.startswith("--decode") and case.since("0.5.10") and (case.sm == 90 or consumer)
+            if not decode_ok:
+                yield say("fail", f"{named} is not sm_100: trtllm_mha is not for this GPU", "ValueError: TRTLLM MHA "
+                          "backend" + (" for prefill" if case.since("0.5.10") else "")
+                          + " is only supported on Blackwell GPUs (SM100).", f"{flag} flashinfer or triton")
+        elif backend == "trtllm_mla" and not blackwell_dc and not (consumer and case.since("0.5.9")):
+            yield say("fail", f"{named} is not sm_100: trtllm_mla is not for this GPU",
+                      "ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs",
+                      f"{flag} flashinfer or triton")
+        elif backend == "trtllm_mla" and consumer:
+            yield say("warn", f"trtllm_mla on {named}: accepted, its prefill kernels are built for sm_100",
+                      "'Unsupported architecture' in TllmGenFmhaRunner was seen", f"{flag} flashinfer or triton")
+        elif backend == "fa3" and not 80 <= case.sm < 100:
+            yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}", "its kernels do not run there",
+                      f"{flag} flashinfer or triton")
+
+
+@rule("parallel-sizes", "sglang")
+def parallel_sizes(case, say):
+    tp = case.number("--tp-size") or case.number("--tensor-parallel-size") or 1
+    pp, nodes = case.number("--pp-size") or 1, case.number("--nnodes") or 1
+    if nodes > 0 and (tp * pp) % nodes:
+        yield say("fail", f"tp {tp:g} × pp {pp:g} does not divide over {nodes:g} nodes",
+                  "AssertionError: tp_size must be divisible by number of nodes",
+                  f"--tp-size {int(nodes * max(1, tp // nodes))}")
+    devices = [d for d in case.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
+    if devices and tp * pp / nodes > len(devices):
+        yield say("fail", f"{tp * pp / nodes:g} GPUs are asked, CUDA_VISIBLE_DEVICES shows {len(devices)}",
+                  "the missing ranks fail at start", f"--tp-size {len(devices)}, or show more")
+
+
+@rule("context-unset", "sglang")
+def context_unset(case, say):
+    if case.whole and algorithm(case) in EAGLE_FAMILY and not case.last("--context-length") \
+            and case.last("--speculative-draft-model-path") \
+            and "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" not in case.env:
+        yield say("unknown", "without --context-length the drafter must reach the target's whole context",
+                  "else ValueError: Target model's context_length … is greater than the derived context_length, after "
+                  "the target has loaded", "--context-length 32768 (what you serve), or compare the two configs")
