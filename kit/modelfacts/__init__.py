@@ -12,10 +12,11 @@ from kit.errors import CheckError
 from kit.modelfacts.facts import DraftMap, ModelFacts, Packaging, Problem, Rope, Tensor, Tokenizer, default_aux_layers
 from kit.modelfacts.ggufmodel import read_file
 from kit.modelfacts.hfconfig import read_folder
+from kit.modelfacts.hostreader import HostReader
 from kit.modelfacts.readers import LocalReader, Reader
 
-__all__ = ["DraftMap", "LocalReader", "ModelFacts", "Packaging", "Problem", "Reader", "Rope", "Tensor", "Tokenizer",
-           "default_aux_layers", "read_model"]
+__all__ = ["DraftMap", "HostReader", "LocalReader", "ModelFacts", "Packaging", "Problem", "Reader", "Rope", "Tensor",
+           "Tokenizer", "default_aux_layers", "read_model"]
 
 
 def read_model(reader: Reader, every_header: bool = False) -> ModelFacts:

@@ -51,7 +51,8 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
         name=reader.name, format="gguf", packaging=kind, packaging_why=f"general.architecture {arch}",
         architecture=arch, model_type=arch, hidden_size=hidden, target_hidden_size=number_of("target_hidden_size"),
         intermediate_size=number_of("feed_forward_length"), num_layers=number_of("block_count"),
-        vocab_size=vocab, draft_vocab_size=draft_vocab if kind == "eagle3" else None, draft_vocab_declared=d2t is not None,
+        vocab_size=vocab, draft_vocab_size=draft_vocab if kind == "eagle3" else None,
+        draft_vocab_declared=d2t is not None,
         aux_layer_ids=None if written is None else tuple(i - 1 for i in written), aux_as_written=written,
         context_length=number_of("context_length"), num_heads=heads,
         num_kv_heads=number_of("attention.head_count_kv") or heads,
@@ -76,7 +77,8 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
 def _rope(meta: Mapping[str, Any], key: str) -> Rope:
     kind = text(meta.get(key + "scaling.type"))
     return Rope(number(meta.get(key + "freq_base")), "default" if kind in ("", "none") else kind,
-                number(meta.get(key + "scaling.factor")) or 1.0, count(meta.get(key + "scaling.original_context_length")))
+                number(meta.get(key + "scaling.factor")) or 1.0,
+                count(meta.get(key + "scaling.original_context_length")))
 
 
 def _name(name: str) -> str:
