@@ -176,7 +176,8 @@ class Phase:
         self.run, self.workers = run, cell["concurrency"]
         self.label = {"set": cell["prompt_set"], "concurrency": cell["concurrency"], "phase": name}
         self.queue, self.t0 = iter(requests), time.monotonic()
-        self.total = {"requests": 0, "failed": 0, "output_tokens": 0, "wall_s": 0.0, "client_cpu_s": 0.0}
+        self.total = {"t0_monotonic": self.t0, "requests": 0, "failed": 0, "output_tokens": 0,
+                      "wall_s": 0.0, "client_cpu_s": 0.0}
 
     def go(self):
         """Totals of the phase; the exact numbers are in the records."""
