@@ -81,7 +81,7 @@ class Applier:
     @do.register
     def _(self, step: Fetch) -> None:
         files = source(step.checkpoint.scheme).fetch(step.checkpoint, step.dest, self.host, self.run_job,
-                                                     self.job.progress)
+                                                     self.job.progress, self.python)
         manifest = {"source": step.checkpoint.source, "files": files}
         self.host.write(f"{step.dest}/.specbook.json", json.dumps(manifest).encode())
 

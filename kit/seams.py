@@ -225,9 +225,10 @@ class Source(Protocol):
     scheme: str                             # "folder", "wheel", later "hf"
 
     def fetch(self, checkpoint: Checkpoint, dest: str, host: Host, run_job: Callable[..., None],
-              progress: Progress) -> dict[str, dict]:
+              progress: Progress, python: str = "python3") -> dict[str, dict]:
         """Bring it to `dest` on the host; resume what is there; verify sha256.
 
-        `run_job(unit, on_line)` runs a Unit on the host under the supervisor until it ends.
+        `run_job(unit, on_line)` runs a Unit on the host under the supervisor until it ends;
+        `python` runs the kit's own programs there.
         Returns {file: {"size": …, "sha256": …}}. Raises FetchError.
         """

@@ -6,13 +6,13 @@ import os
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kit.command import Command, Result
 from kit.errors import HostError
-from kit.seams import Http, LogLine, Progress, Unit
+from kit.seams import Http, Progress, Unit, UnitState
 
 
 class LocalHost:
@@ -102,20 +102,19 @@ class LocalHost:
 
 
 class RunsJobs:
-    """`run_job` of a Source without a supervisor: runs the unit here, feeds its lines; keeps the units it saw.
-
-    exit   exit status of the last one; a job that fails raises nothing here, as
-           its lines say why.
-    """
+    """`run_job` of a Source without a supervisor: runs the unit here and hands on its lines; keeps both."""
 
     def __init__(self, host: LocalHost):
-        self.host, self.units, self.lines, self.exit = host, [], [], None
+        self.host, self.units, self.lines = host, [], []
 
-    def __call__(self, unit: Unit, on_line) -> None:
+    def __call__(self, unit: Unit, on_line: Callable[[str], None]) -> UnitState:
         self.units.append(unit)
-        done = subprocess.run(unit.argv, capture_output=True, text=True, cwd=unit.cwd or None,
-                              env={**os.environ, **self.host.env, **unit.env})
-        self.exit = done.returncode
-        for number, text in enumerate((done.stdout + done.stderr).splitlines()):
+        done = subprocess.run(unit.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              cwd=unit.cwd or None, env={**os.environ, **self.host.env, **unit.env})
+        for text in done.stdout.splitlines():
             self.lines.append(text)
-            on_line(LogLine(str(number), None, text))
+            on_line(text)
+        died = done.returncode < 0
+        return UnitState(unit.name, "inactive" if done.returncode == 0 else "failed",
+                         result="success" if done.returncode == 0 else "signal" if died else "exit-code",
+                         exit_code=None if died else done.returncode)

