@@ -3,7 +3,8 @@
     babysit.py start  NAME --root R       returns when the program was exec'ed, or could not be
     babysit.py stop   NAME --root R --timeout S      whole tree ended, port proven closed
     babysit.py states [NAME…] --root R    JSON list
-    babysit.py follow NAME --root R --cursor C       frames `<cursor> <time_s> <raw line>`
+    babysit.py follow NAME --root R --cursor C       frames `<cursor> <time_s> <raw line>`, until the unit
+                                          has ended; --no-wait: what is there now
     babysit.py remove NAME --root R       forget a unit that does not run
 
 One file, standard library, Python >= 3.9. `start` leaves a *keeper* behind: a child subreaper that
@@ -202,10 +203,10 @@ def words(pid: int) -> str:
     return "".join(c if c.isprintable() else "?" for c in line)[:200] or "?"
 
 
-def listeners(port: int) -> dict[bytes, int]:
+def listeners(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> dict[bytes, int]:
     """{socket inode: uid} of whoever listens on this TCP port, on any address."""
     found = {}
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in tables:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as f:
             for row in list(f)[1:]:
                 col = row.split()
@@ -333,7 +334,7 @@ def locked(folder: str):
 def look(folder: str) -> dict:
     """The state as recorded, corrected by what is true now. Never raises for a damaged file."""
     name = os.path.basename(folder)
-    blank = {"name": name, "active": "inactive", "sub": "dead", "result": "success", "about": {}}
+    blank = {"name": name, "active": "inactive", "sub": "dead", "result": "", "about": {}}
     if not os.path.isdir(folder):
         return {**blank, "active": "not-found"}
     damaged = {**blank, "active": "failed", "sub": "failed", "result": "damaged"}
@@ -504,11 +505,12 @@ class Keeper:
     def outcome(self) -> dict:
         code = os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
         number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
-        if self.stopped:
-            result = "timeout" if self.ending and self.ending.killing else "success"
-        else:
-            result = "signal" if number else "exit-code" if code else "success"
-        ok = result == "success"
+        result = "signal" if number else "exit-code" if code else "success"
+        if self.stopped and self.ending and self.ending.killing:
+            result = "timeout"
+        elif self.stopped and self.unit["kind"] == "service":
+            result = "success"                              # a job that was stopped did not do its work
+        ok = result == "success" or self.stopped and result != "timeout"
         return {"active": "inactive" if ok else "failed", "sub": "dead" if ok else "failed", "result": result,
                 "exit_code": code, "signal": signal_name(number), "pid": None, "ended_at": time.time(), "error": None,
                 "stopped_by": self.asked and self.asked["by"]}
@@ -680,8 +682,9 @@ def end_orphans(folder: str, state: dict, timeout_s: float) -> None:
         raise not_ended(ending.left)
     if ran:
         ok = not ending.killing
+        result = "timeout" if not ok else "success" if state.get("kind") == "service" else "lost"
         state = {**state, "active": "inactive" if ok else "failed", "sub": "dead" if ok else "failed", "pid": None,
-                 "result": "success" if ok else "timeout", "ended_at": time.time(), "stopped_by": asker()}
+                 "result": result, "ended_at": time.time(), "stopped_by": asker()}
         try:
             save(f"{folder}/state.json", state)
         except OSError as e:                                # it has ended all the same
@@ -835,8 +838,8 @@ def split(buf: bytes, pos: int) -> tuple[list[tuple[int, bytes]], bytes]:
         out.append((pos + at, shown(line)))
 
 
-def pump(log: int, times: Times, start_id: str, pos: int, ended, out: Out) -> None:
-    """Frames from offset pos on, until `ended()` was true before the last read."""
+def pump(log: int, times: Times, start_id: str, pos: int, ended, out: Out, wait: bool) -> None:
+    """Frames from offset pos on, until `ended()` was true before the last read (or, not to wait, until here)."""
     buf, pause, flushed = b"", 0.05, time.monotonic()
 
     def emit(frames: list[tuple[int, bytes]]) -> None:
@@ -854,8 +857,10 @@ def pump(log: int, times: Times, start_id: str, pos: int, ended, out: Out) -> No
             frames, buf = split(buf + chunk, pos)
             pos += whole - len(buf)
             emit(frames)
-        if done:
-            return emit([(pos + len(buf), shown(buf))]) if buf else None
+        if done and buf:
+            emit([(pos + len(buf), shown(buf))])
+        if done or not wait:
+            return
         cut = buf.rfind(b"\r") + 1
         if cut and time.monotonic() > flushed + 0.5:        # a progress bar lives: show how far it is
             flushed = time.monotonic()
@@ -866,7 +871,7 @@ def pump(log: int, times: Times, start_id: str, pos: int, ended, out: Out) -> No
         out.wait(pause)
 
 
-def follow(folder: str, cursor: str) -> None:
+def follow(folder: str, cursor: str, wait: bool) -> None:
     known, _, offset = cursor.rpartition(".")
     if cursor and not (known and offset.isdigit()):
         raise Refused(USAGE, f"no cursor of ours: {cursor!r}")
@@ -889,10 +894,10 @@ def follow(folder: str, cursor: str) -> None:
         return now["active"] not in ALIVE or now.get("start_id") != start_id
     with contextlib.suppress(Closed):
         if known and known == state.get("previous") and old[0] is not None:
-            pump(old[0], Times(old[1], old[0]), known, int(offset), lambda: True, out)
+            pump(old[0], Times(old[1], old[0]), known, int(offset), lambda: True, out, wait)
         if new[0] is not None:
             start_id = start_id or "unknown"
-            pump(new[0], Times(new[1], new[0]), start_id, int(offset) if known == start_id else 0, ended, out)
+            pump(new[0], Times(new[1], new[0]), start_id, int(offset) if known == start_id else 0, ended, out, wait)
 
 
 def opened(folder: str, suffix: str) -> list[int | None]:
@@ -918,6 +923,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             p.add_argument("--timeout", type=float, help="seconds between TERM and KILL")
         if verb == "follow":
             p.add_argument("--cursor", default="", help="continue after this frame")
+            p.add_argument("--no-wait", action="store_true", help="print what is there, then end")
     return parser.parse_args(argv)
 
 
@@ -942,7 +948,7 @@ def main(argv: list[str]) -> int:
         elif args.verb == "remove":
             remove(folder)
         elif args.verb == "follow":
-            follow(folder, args.cursor)
+            follow(folder, args.cursor, not args.no_wait)
         if args.verb in ("start", "stop", "states"):
             print(json.dumps(states(units, names)), flush=True)
         return OK

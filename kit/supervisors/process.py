@@ -47,7 +47,7 @@ class ProcessSupervisor:
 
     def start(self, name: str, root: str, python: str) -> Command:
         """Does nothing when the same unit (by digest) already runs; prints its state like `states`."""
-        return self._command(python, root, "start", name)
+        return self._command(python, root, "start", name, limit_s=180)      # it may have to end an older one first
 
     def stop(self, name: str, root: str, python: str, timeout_s: float) -> Command:
         return self._command(python, root, "stop", name, "--timeout", f"{timeout_s:g}", limit_s=timeout_s + 30)
@@ -59,8 +59,10 @@ class ProcessSupervisor:
     def states(self, root: str, python: str, names: tuple[str, ...] = ()) -> Command:
         return self._command(python, root, "states", *names)
 
-    def follow(self, name: str, root: str, python: str, cursor: str = "") -> Command:
-        return self._command(python, root, "follow", name, "--cursor", cursor, limit_s=None)
+    def follow(self, name: str, root: str, python: str, cursor: str = "", wait: bool = True) -> Command:
+        words = ("follow", name, "--cursor", cursor)
+        return self._command(python, root, *words, limit_s=None) if wait else \
+            self._command(python, root, *words, "--no-wait")
 
     @staticmethod
     def _command(python: str, root: str, verb: str, *words: str, limit_s: float | None = 60.0) -> Command:
@@ -69,16 +71,19 @@ class ProcessSupervisor:
 
     # -- parsers
 
-    def explain(self, result: Result) -> Result:
-        """Itself if the babysitter succeeded, else the fitting error: PortBusy, ServiceDied, NoSpace, PlanError…"""
+    def explain(self, result: Result, unit: Unit | None = None) -> Result:
+        """Itself if the babysitter succeeded, else the fitting error: PortBusy, ServiceDied, NoSpace, PlanError…
+
+        The babysitter names unit and port itself, so `unit` only tells which command failed otherwise.
+        """
         if result.exit in EXITS:
             error, next = EXITS[result.exit]
             said = result.stderr.decode("utf-8", "replace").strip().splitlines() or ["said nothing"]
             raise error(said[-1].removeprefix("babysit: "), where=result.host, next=next)
-        return result.check("babysit")
+        return result.check(f"babysit {unit.name}" if unit else "babysit")
 
     def parse_states(self, result: Result) -> tuple[UnitState, ...]:
-        """Of `states`, `start` and `stop`. Further facts (argv, stopped_by, error) are in `about`, as "_argv" …"""
+        """Of `states`, `start` and `stop`. Who stopped it, and what went wrong: about["_stopped_by"], ["_error"]."""
         self.explain(result)
         try:
             entries = json.loads(result.stdout)
@@ -93,7 +98,7 @@ class ProcessSupervisor:
         known = {k: v for k, v in entry.items() if k in FIELDS}
         if not all(isinstance(known[k], str) for k in ("name", "active", "sub", "result")):
             raise TypeError("a state lacks its words")
-        more = {f"_{k}": entry[k] for k in ("argv", "stopped_by", "error") if entry.get(k)}
+        more = {f"_{k}": entry[k] for k in ("stopped_by", "error") if entry.get(k)}
         return UnitState(**{**known, "about": {**known.get("about", {}), **more}})
 
     def parse_line(self, line: bytes) -> LogLine:
