@@ -141,7 +141,7 @@ def lm_head(p: Pair, say: Say) -> Iterator[Finding]:
         yield say("fail", f"no lm_head, yet draft_vocab_size is {named}",
                   "SGLang then makes a random one and reports nothing missing: accept length 1.00",
                   'set "draft_vocab_size": null in a copy of its config.json, so that the target\'s is used'
-                  if named == head.vocab_size else "fetch the drafter again: a reduced vocabulary needs its own lm_head")
+                  if named == head.vocab_size else "fetch the drafter again: a reduced vocabulary needs its own")
     elif p.on("sglang") and p.since("0.5.3") is False:
         yield say("fail", f"no lm_head, and {p.engine} does not take the target's", "", "SGLang 0.5.3 or later")
     else:

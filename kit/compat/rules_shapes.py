@@ -17,9 +17,10 @@ def taken(p: Pair) -> int:
 
 
 def fed_width(p: Pair) -> int | None:
-    """Width of one hidden state the head expects; the header is believed before the config."""
+    """Width of one hidden state the head expects. Of a head of another width that does not say, fc tells."""
     head = p.head
-    if head.target_hidden_size is None and head.packaging == "eagle3" and head.fc_in and head.fc_in % taken(p) == 0:
+    silent = head.target_hidden_size is None and head.packaging == "eagle3" and head.hidden_size != p.target.hidden_size
+    if silent and head.fc_in and head.fc_in % taken(p) == 0:
         return head.fc_in // taken(p)
     return head.fed_width
 

@@ -30,7 +30,8 @@ def registered_by_name(tree):
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values):
+            for i, key in enumerate(node.keys):
+                value = node.values[i]
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple) and len(value.elts) == 2:
                     parts = [e.value for e in value.elts if isinstance(e, ast.Constant)]
                     if len(parts) == 2 and isinstance(key.value, str):
