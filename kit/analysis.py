@@ -87,7 +87,7 @@ def _row(cell: dict, other: dict | None, baseline: str) -> dict:
     notes, plain = [], cell["algorithm"] == "none"
     tok_s, requests, failed = _number(cell["tok_s"]), _number(cell["requests"]), _number(cell["failed"])
     if not tok_s > 0:
-        notes.append("no throughput: no request succeeded")
+        notes.append("no throughput: " + ("no request succeeded" if failed >= requests else "tokens were not counted"))
     if failed > 0:
         notes.append(f"{failed:.0f} of {requests:.0f} requests failed")
     if other is None:
@@ -130,7 +130,7 @@ def _steps(cell: dict) -> tuple[float, float, list[str]]:
     if math.isnan(accepted) and length >= 1:
         return length, 1.0, ["tokens per step taken from the accept length"]
     if math.isnan(accepted) or math.isnan(drafted_steps):
-        return math.nan, math.nan, ["no acceptance counters"]
+        return math.nan, math.nan, [f"acceptance unknown: {cell['accept_source'] or 'no counters'}"]
     if drafted_steps == 0:
         return 1.0, 0.0, ["nothing was drafted"]
     steps = decoded - accepted

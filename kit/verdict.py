@@ -112,7 +112,7 @@ def _why(row: dict) -> str:
     if row["draft_share"] == 0:
         return "Nothing was drafted, so there was nothing to gain."
     if math.isnan(cost):
-        return f"Why is not known: {row['note'] or 'a number is missing'}."
+        return f"Why is not known ({row['note'] or 'a number is missing'})."
     often = row["draft_share"] >= 0.95
     step = f"A verify step of {row['drafts'] + 1:.0f} tokens" if often else "The average step"
     only = " only" if word(tokens / cost) == "slower" else ""

@@ -102,8 +102,10 @@ def test_a_cell_that_an_arm_lacks_is_named():
 
 @pytest.mark.parametrize(("change", "missing", "said"), [
     ({"tok_s": 0.0, "failed": 6}, "speedup", "no request succeeded"),
-    ({"tok_s": None}, "speedup", "no throughput"),
-    ({"accepted": None, "accept_length": None}, "step_cost", "no acceptance counters"),
+    ({"tok_s": None}, "speedup", "no throughput: tokens were not counted"),
+    ({"accepted": None, "accept_length": None}, "step_cost", "acceptance unknown: no counters"),
+    ({"accepted": None, "accept_length": None, "accept_source": "counters reset"}, "step_cost",
+     "acceptance unknown: counters reset"),
     ({"accepted": 700.0}, "step_cost", "accept more tokens than were received"),
 ])
 def test_what_cannot_be_computed_is_nan_with_a_reason(change, missing, said):
