@@ -18,10 +18,8 @@ host under a supervisor; a job is only the hand that holds it.
 from __future__ import annotations
 
 import asyncio
-import html
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -29,14 +27,13 @@ from concurrent.futures import wait as wait_for
 from itertools import islice
 from typing import Any
 
-from kit.errors import Cancelled, JobError, JobFailed, KitError
-from kit.words import complaint, seconds, three_lines, without_addresses
+from kit.errors import Cancelled, JobError, KitError
+from kit.words import ENDED, Account, cancelled, complaint, outcome
 
 KEEP_LINES = 100_000    # the newest stay
 TELL_EVERY_S = 0.1      # observers hear of changes at most this often
 TICK_S = 1.0            # …and at least this often, so that elapsed time moves
 CLEANUP_S = 30.0        # how long a cancel callback may take before the job says so
-ENDED = ("done", "failed", "cancelled")
 
 _live: dict[str, Job] = {}
 _live_lock = threading.Lock()
@@ -48,7 +45,7 @@ def jobs() -> dict[str, Job]:
         return dict(_live)
 
 
-class Job:
+class Job(Account):
     """A handle on running work; start one with `Job.start`.
 
     state      waiting | running | cancelling | done | failed | cancelled
@@ -64,12 +61,10 @@ class Job:
         self.error: KitError | None = None
         self.phases: tuple[tuple[str, float], ...] = ()
         self.line_count = 0
-        self._progress: tuple[int, int, str] = (0, 0, "")
+        self.done, self.total, self.note = 0, 0, ""
         self._lines: deque[str] = deque(maxlen=KEEP_LINES)
-        self._began = time.monotonic()
-        self._ended_at: float | None = None
-        self._value: Any = None
-        self._traceback: Any = None
+        self._began, self._ended_at = time.monotonic(), None
+        self._value = self._traceback = None
         self._on_cancel = [cancel] if cancel else []
         self._cleanup: threading.Thread | None = None
         self._cleanup_error: BaseException | None = None
@@ -108,12 +103,10 @@ class Job:
             raise error from e
         return job
 
-    # -- said by the work
-
     def progress(self, done: int, total: int = 0, note: str = "") -> None:
         """How far it is, in bytes or items; total 0 when unknown. Raises `Cancelled` once asked to stop."""
-        self._progress = (done, total, str(note))
-        self._touch()
+        self.done, self.total, self.note = done, total, str(note)
+        self._changed.set()
         self.raise_if_cancelled()
 
     def line(self, text: str) -> None:
@@ -122,17 +115,17 @@ class Job:
         with self._lock:
             self._lines.extend(new)
             self.line_count += len(new)
-        self._touch()
+        self._changed.set()
 
     def phase(self, name: str) -> None:
         """A new phase begins."""
         self.phases += ((str(name), self.elapsed_s),)
-        self._touch()
+        self._changed.set()
 
     def raise_if_cancelled(self) -> None:
         """`Cancelled` once somebody asked to stop; for work that has no progress to report."""
         if self._asked.is_set():
-            raise self._cancelled()
+            raise cancelled(self)
 
     def on_cancel(self, callback: Callable[[], Any]) -> None:
         """Add a cancel callback from inside the work; called at once if the job is already being cancelled."""
@@ -142,28 +135,6 @@ class Job:
                 self._on_cancel.append(callback)
         if late:
             callback()
-
-    # -- asked by the user
-
-    @property
-    def done(self) -> int:
-        return self._progress[0]
-
-    @property
-    def total(self) -> int:
-        return self._progress[1]
-
-    @property
-    def note(self) -> str:
-        return self._progress[2]
-
-    @property
-    def fraction(self) -> float | None:
-        """0…1, or None while unknown."""
-        if self.state == "done":
-            return 1.0
-        done, total, _ = self._progress
-        return min(1.0, max(0.0, done / total)) if total > 0 else None
 
     @property
     def ended(self) -> bool:
@@ -177,8 +148,7 @@ class Job:
     def lines(self, n: int | None = None) -> list[str]:
         """The newest `n` lines (all that are kept when None), oldest first."""
         with self._lock:
-            last = list(self._lines) if n is None else list(islice(reversed(self._lines), max(n, 0)))[::-1]
-        return last
+            return list(self._lines) if n is None else list(islice(reversed(self._lines), max(n, 0)))[::-1]
 
     def cancel(self) -> Job:
         """Ask it to stop and return at once. Twice is fine; on an ended job it does nothing."""
@@ -191,7 +161,7 @@ class Job:
                 self._cleanup = threading.Thread(target=self._clean_up, args=(tuple(self._on_cancel),),
                                                  name=f"cancel {self.name}", daemon=True)
                 self._cleanup.start()
-        self._touch()
+        self._changed.set()
         return self
 
     def wait(self, timeout: float | None = None) -> Job:
@@ -242,46 +212,11 @@ class Job:
             callback(self)
         return lambda: self._detach(callback)
 
-    # -- shown
-
-    @property
-    def words(self) -> str:
-        """Its state in one line."""
-        parts = [self.state]
-        if self.phases and self.state not in ENDED:
-            parts.append(self.phases[-1][0])
-        done, total, note = self._progress
-        if total > 0:
-            percent = "" if self.state in ENDED else f"{100 * (self.fraction or 0):.0f} %: "
-            parts.append(f"{percent}{done:,} of {total:,}")
-        elif done:
-            parts.append(f"{done:,}")
-        return " · ".join([*parts, *([note] if note else []), seconds(self.elapsed_s)])
-
-    def __repr__(self) -> str:
-        lines = [f"{self.name}: {self.words}", *(f"  | {line}" for line in self.lines(5))]
-        if self.error is not None:
-            lines.append(three_lines(self.error))
-        return without_addresses("\n".join(lines))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
-
-    # -- inside
-
-    def _touch(self) -> None:
-        if not self._changed.is_set():
-            self._changed.set()
-
-    def _cancelled(self) -> Cancelled:
-        return Cancelled(f"{self.name}: cancelled", where=self.note or (self.phases[-1][0] if self.phases else ""),
-                         next="run the cell again to start it anew")
-
     def _run(self, work: Callable[[Job], Any]) -> None:
         with self._lock:
             if self.state == "waiting":
                 self.state = "running"
-        self._touch()
+        self._changed.set()
         value, error = None, None
         try:
             self.raise_if_cancelled()
@@ -302,44 +237,23 @@ class Job:
         while True:
             with self._lock:
                 if self._cleanup is None or joined:
-                    self._value, self.error = value, self._verdict(error)
+                    asked = cancelled(self) if self._asked.is_set() else None
+                    self._value, self.error = value, outcome(self.name, error, asked, self._cleanup_error)
                     self._traceback = self.error.__traceback__ if self.error else None
                     self._ended_at = time.monotonic()
-                    self.state = "done" if self.error is None else \
-                        "cancelled" if isinstance(self.error, Cancelled) else "failed"
+                    stopped = isinstance(self.error, Cancelled)
+                    self.state = "cancelled" if stopped else "failed" if self.error else "done"
                     break
             self._cleanup.join(CLEANUP_S)
+            if self._cleanup.is_alive():
+                self._cleanup_error = JobError(f"{self.name}: cancelled, but its clean-up takes longer than "
+                                               f"{CLEANUP_S:g} s", next="look at the host before starting it again")
             joined = True
         with _live_lock:
             if _live.get(self.key) is self:
                 del _live[self.key]
         self._ended.set_result(None)
-        self._touch()
-
-    def _verdict(self, error: BaseException | None) -> KitError | None:
-        """The error to end with. A failed clean-up outweighs the wish to stop: something may still be there."""
-        if self._cleanup_error is not None:
-            return self._named(self._cleanup_error)
-        if self._cleanup is not None and self._cleanup.is_alive():
-            return JobError(f"{self.name}: cancelled, but its clean-up has not ended within {CLEANUP_S:g} s",
-                            next="look at the state on the host before starting again")
-        stopped = error is None or isinstance(error, Exception)
-        if self._asked.is_set() and stopped and not isinstance(error, Cancelled):
-            # work that was cut off may return early or fail on what was closed under it: neither is an outcome
-            cancelled = self._cancelled()
-            cancelled.__cause__ = error
-            return cancelled
-        return None if error is None else self._named(error)
-
-    def _named(self, error: BaseException) -> KitError:
-        if isinstance(error, KitError):
-            return error
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        named = JobFailed(f"{self.name}: {without_addresses(complaint(error))}", where=place,
-                          next="job.error.__cause__ has the whole story; start it again once that is mended")
-        named.__cause__ = error
-        return named
+        self._changed.set()
 
     def _detach(self, callback: Callable[[Job], Any]) -> None:
         with self._lock:

@@ -71,7 +71,7 @@ class JobView(Twin, W.VBox):
     """See `watch`. `view.cancel.click()` is the button."""
 
     def __init__(self, job: Job, lines: int = 100):
-        self._detach: Callable[[], None] = lambda: None   # `close` may come early: a widget that fails is closed too
+        self._detach: Callable[[], None] = lambda: None   # a widget that fails while it is made is closed too
         super().__init__()
         self.job = job
         self._lines = min(max(lines, 1), MAX_LINES)
@@ -126,7 +126,6 @@ class Controls(Twin, W.VBox):
         self.problem, self.refusal = "", ""
         self.job: Job | None = None
         self._settled: Job | None = None
-        self._view: JobView | None = None
         self._on_apply, self._measured, self._engine = on_apply, measured, engine_of(exp)
         # taking the one ticket is atomic: two clicks at once, from two handler threads, start one job
         self._ticket = [True]
@@ -202,10 +201,9 @@ class Controls(Twin, W.VBox):
             self._ticket.append(True)
             self._show()
             return
-        old, self._view, self.job = self._view, view, job
-        self._below.children = (view,)
-        if old is not None:
-            old.close()
+        old, self.job, self._below.children = self._below.children, job, (view,)
+        for view_before in old:
+            view_before.close()
         self._show()
         job.on_change(self._settle)
 

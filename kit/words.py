@@ -1,10 +1,48 @@
-"""Small texts that several views need: durations, and errors in three lines. Pure; never raises."""
+"""How jobs, durations and errors read. Pure; nothing here raises."""
 
 from __future__ import annotations
 
+import html
 import re
+import traceback
+from pathlib import PureWindowsPath
 
-from kit.errors import KitError
+from kit.errors import Cancelled, JobFailed, KitError
+
+ENDED = ("done", "failed", "cancelled")
+
+
+class Account:
+    """What a job says of itself in words; the job has the facts (see `kit.job.Job`)."""
+
+    @property
+    def fraction(self) -> float | None:
+        """0…1, or None while unknown."""
+        if self.state == "done":
+            return 1.0
+        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else None
+
+    @property
+    def words(self) -> str:
+        """State, phase, progress and elapsed time in one line."""
+        parts = [self.state]
+        if self.phases and self.state not in ENDED:
+            parts.append(self.phases[-1][0])
+        if self.total > 0:
+            percent = "" if self.state in ENDED else f"{100 * (self.fraction or 0):.0f} %: "
+            parts.append(f"{percent}{self.done:,} of {self.total:,}")
+        elif self.done:
+            parts.append(f"{self.done:,}")
+        return " · ".join([*parts, *([self.note] if self.note else []), seconds(self.elapsed_s)])
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.words}", *(f"  | {line}" for line in self.lines(5))]
+        if self.error is not None:
+            lines.append(three_lines(self.error))
+        return without_addresses("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def seconds(s: float) -> str:
@@ -22,6 +60,39 @@ def complaint(error: BaseException) -> str:
     except Exception as e:   # an exception that cannot speak; its type still can
         text = f"(its message raised {type(e).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def named(job: str, error: BaseException) -> KitError:
+    """The error itself where it is the kit's, else a `JobFailed` that says where it broke and keeps it as cause."""
+    if isinstance(error, KitError):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{PureWindowsPath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""   # either slash
+    failed = JobFailed(f"{job}: {without_addresses(complaint(error))}", where=place,
+                       next="job.error.__cause__ has the whole story; start it again once that is mended")
+    failed.__cause__ = error
+    return failed
+
+
+def cancelled(job: Account) -> Cancelled:
+    """The error of a job that was asked to stop: where it was, and how to start anew."""
+    return Cancelled(f"{job.name}: cancelled", where=job.note or (job.phases[-1][0] if job.phases else ""),
+                     next="run the cell again to start it anew")
+
+
+def outcome(job: str, error: BaseException | None, asked: Cancelled | None,
+            cleanup: BaseException | None) -> KitError | None:
+    """The error a job ends with: `asked` is set when it was asked to stop, `cleanup` when stopping went wrong.
+
+    A failed clean-up outweighs the wish to stop: something may still be there. Work that was cut off may
+    return early, or fail on what was closed under it; neither is an outcome, so it counts as cancelled.
+    """
+    if cleanup is not None:
+        return named(job, cleanup)
+    if asked is not None and (error is None or isinstance(error, Exception)) and not isinstance(error, Cancelled):
+        asked.__cause__ = error
+        return asked
+    return None if error is None else named(job, error)
 
 
 def three_lines(error: BaseException) -> str:
