@@ -32,7 +32,7 @@ if os.fork() == 0:
     os.setsid()
     stray = os.fork()
     if not stray:
-        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+        os.execve(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(600)"], {})
     print(stray, flush=True)
     os._exit(0)
 os.wait()
@@ -67,7 +67,8 @@ class Bench:
 
     def write(self, code=SLEEP, name="u", **fields):
         os.makedirs(self.folder(name), exist_ok=True)
-        unit = {"name": name, "argv": [sys.executable, "-u", "-c", code], "digest": f"digest of {code!r:.20}", **fields}
+        argv = [sys.executable, "-S", "-u", "-c", code]
+        unit = {"name": name, "argv": argv, "digest": "one", **fields}
         Path(self.folder(name), "unit.json").write_text(json.dumps(unit))
 
     def argv(self, verb, *words):
@@ -300,7 +301,8 @@ def test_what_main_left_behind_is_ended_too(bench):
 def test_stop_ends_even_who_left_the_session_and_dropped_its_environment(bench):
     bench.start(STRAYS + "time.sleep(600)")
     main, stray = bench.pids(2)
-    assert os.getsid(stray) != os.getsid(main) and babysit.proc(stray).ppid == bench.state().keeper["pid"]
+    assert os.getsid(stray) != os.getsid(main)
+    until(lambda: babysit.proc(stray).ppid == bench.state().keeper["pid"])
     bench.stop()
     assert bench.words() == ("inactive", "dead", "success") and bench.state().signal == "SIGTERM"
     assert bench.state().stopped_by == babysit.asker()

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -484,17 +483,16 @@ class Keeper:
         self.grew_at = time.monotonic()                     # a start has much to say
         while self.status is None and self.asked is None:
             self.wait(0.1 if time.monotonic() < self.grew_at + 2 else 0.5)
-        left = below({os.getpid()})
-        if left:                                            # main, or what it left behind
-            timeout = self.asked["timeout_s"] if self.asked else self.unit["stop_timeout_s"]
-            self.put(active="deactivating", sub="stop-sigterm", stopped_by=self.asked and self.asked["by"])
-            self.ending = Ending(lambda: below({os.getpid()}), timeout)
-            while self.ending.run(self.wait).left:          # e.g. state D, inside a driver
+        while self.children():                              # main, or what it left behind
+            if not self.ending:
+                timeout = self.asked["timeout_s"] if self.asked else self.unit["stop_timeout_s"]
+                self.put(active="deactivating", sub="stop-sigterm", stopped_by=self.asked and self.asked["by"])
+                self.ending = Ending(lambda: below({os.getpid()}), timeout)
+            if self.ending.run(self.wait).left:             # e.g. state D, inside a driver
                 self.put(sub="stop-sigkill", error=str(not_ended(self.ending.left)))
                 self.wait(1.0)
                 self.ending.deadline = time.monotonic()
-        while self.status is None:                          # main is a zombie at most
-            self.wait(0.05)
+            self.wait(0.01)
         self.index_log()
         self.put(**self.outcome())
         tries = 0
@@ -523,16 +521,22 @@ class Keeper:
             self.stopped = self.stopped or self.status is None
             if self.ending:                                 # asked again, perhaps with less patience
                 self.ending.deadline = min(self.ending.deadline, time.monotonic() + self.asked["timeout_s"])
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    break
-                if pid == self.state["main"]["pid"]:
-                    self.status = status
+        self.children()
         self.index_log()
         if self.unsaved:
             self.put()
+
+    def children(self) -> bool:
+        """Reap; is there still one, living or not? Only the kernel's "no children" is a proof."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            if pid == self.state["main"]["pid"]:
+                self.status = status
 
     def request(self, info) -> dict:
         """Who asked for the stop: the file that `stop` left, else whoever sent the signal."""
@@ -589,6 +593,7 @@ def keeper_main(folder: str, unit: dict, previous: str | None, lock: int, report
                     os.close(fd)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # ignored, it would reap for us
         signal.pthread_sigmask(signal.SIG_BLOCK, Keeper.WATCHED | {signal.SIGHUP, signal.SIGPIPE})
+        import ctypes  # here, since it is slow to load and nobody else needs it
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl: cannot become subreaper")
         keeper = Keeper(folder, unit, previous)
