@@ -26,9 +26,10 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST
 
 from kit import rehearsal
-from kit.errors import CommandTimeout, ConnectError, HostError, HostKeyError, KitError, LinkLost, NoSpace, NoSuchFile
+from kit.errors import CommandTimeout, ConnectError, HostError, KitError, LinkLost, NoSpace, NoSuchFile
+from kit.hostkeys import Known, Strict, key_name
 from kit.spec import HostSpec
-from kit.sshfiles import Known, expand, fingerprint, key_name, read_config, remember, words
+from kit.sshfiles import expand, read_config, words
 from kit.sshhost import Refused, SshHost
 
 CONNECT_S, BANNER_S, LOGIN_S, CHANNEL_S = 10, 15, 30, 15
@@ -99,7 +100,7 @@ class Link:
         alias = options.get("hostkeyalias") or key_name(ours.host, int(ours.port))
         known = Known.load(files, alias)
         ours.client.set_missing_host_key_policy(
-            _Strict(self.name, alias, known, files[0], accept, options.get("hashknownhosts") == "yes"))
+            Strict(self.name, alias, known, files[0], accept, options.get("hashknownhosts") == "yes"))
         ours.connect_kwargs = {"banner_timeout": BANNER_S, "auth_timeout": LOGIN_S, "channel_timeout": CHANNEL_S,
                                "transport_factory": lambda sock, **kw: _Transport(sock, known.types, **kw),
                                **_keys(options, _tokens(ours))}
@@ -139,6 +140,14 @@ class Link:
         channel.invoke_subsystem("sftp")
         return paramiko.SFTPClient(channel)
 
+    @staticmethod
+    def hang_up(channel: Any) -> None:
+        """Close a channel or SFTP client, also one whose connection is gone."""
+        try:
+            channel.close()
+        except (paramiko.SSHException, EOFError, OSError):
+            pass
+
     def close(self) -> None:
         for connection in reversed(self._chain):
             connection.client.close()
@@ -170,30 +179,6 @@ class _Transport(paramiko.Transport):
 
     # paramiko forgets an exit-signal: a command killed there would look like a broken link
     _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _note_signal}
-
-
-class _Strict(paramiko.MissingHostKeyPolicy):
-    """Judges every host key (paramiko is given none, so it asks for each)."""
-
-    def __init__(self, name: str, alias: str, known: Known, file: str, accept: str | None, hashed: bool):
-        self.name, self.alias, self.known, self.file = name, alias, known, file
-        self.accept, self.hashed = accept, hashed
-
-    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-        blob, kind = key.asbytes(), key.get_name()
-        print_ = fingerprint(blob)
-        verdict = self.known.verdict(blob)
-        if verdict in ("changed", "revoked"):
-            old = ", ".join(f"{k.type} {fingerprint(k.blob)}" for k in self.known.keys)
-            raise HostKeyError(f"the host key of {self.alias} is {verdict}: it shows {kind} {print_}, known is {old}",
-                               where=self.known.keys[0].where,
-                               next="ask who runs the host; only if its key was really replaced, delete that line")
-        if verdict == "unknown" and self.accept != print_:
-            told = f", which is not the accepted {self.accept}" if self.accept else ""
-            raise HostKeyError(f"the host key of {self.alias} is not known: {kind} {print_}{told}", where=self.file,
-                               next=f'compare it with the host\'s, then kit.connect("{self.name}", accept="{print_}")')
-        if verdict == "unknown":
-            remember(self.file, self.alias, kind, blob, self.hashed)
 
 
 class _Config(paramiko.SSHConfig):

@@ -71,7 +71,8 @@ class Child(asyncio.SubprocessProtocol):
         self.session.pause_stdin()
 
     def resume_writing(self):
-        self.session.resume_stdin()
+        # later: from inside this call asyncio would lose what the session writes before it closes the pipe
+        asyncio.get_running_loop().call_soon(self.session.resume_stdin)
 
     def pause_outputs(self, paused: bool):
         for fd in self.open_outputs:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kit import channels, sftp
 from kit.command import Command, Result
-from kit.errors import HostError, KitError, LinkLost, NoSpace
+from kit.errors import HostError, KitError, LinkLost
 from kit.seams import Http, Progress
 from kit.tunnel import Tunnel
 
@@ -124,22 +124,28 @@ class SshHost:
         """
         until = None if command.limit_s is None else time.monotonic() + command.limit_s + GRACE_S
         with self._slots:
-            link = self._link()
-            with link.explained(_short(command)):
-                channel = self._started(link, command)
+            link, channel = self._session(_short(command))
             try:
-                exit_, out, err = channels.collect(channel, command.stdin, until)
+                with link.explained(_short(command)):
+                    channel.exec_command(_line(command))
+                    exit_, out, err = channels.collect(channel, command.stdin, until)
             except channels.TooMuch:
                 raise HostError(f"{_short(command)}: said more than {channels.MOST >> 20} MiB", where=self.name,
                                 next="write it to a file, or use stream()") from None
             finally:
-                channel.close()
+                link.hang_up(channel)
         return Result(command, exit_, out, err, self.name)
 
-    def _started(self, link: Any, command: Command) -> Any:
-        channel = link.session()
-        channel.exec_command(command.shell().encode("utf-8", "surrogateescape"))
-        return channel
+    def _session(self, doing: str) -> tuple[Any, Any]:
+        """A channel on the command connection; a death that nobody had noticed yet is mended once."""
+        link = self._link()
+        try:
+            with link.explained(doing):
+                return link, link.session()
+        except LinkLost:
+            link = self._link()
+            with link.explained(doing):
+                return link, link.session()
 
     @contextmanager
     def stream(self, command: Command) -> Iterator[Iterator[bytes]]:
@@ -151,13 +157,14 @@ class SshHost:
         """
         with self._roomy() as link:
             with link.explained(_short(command)):
-                channel = self._started(link, command)
+                channel = link.session()
+                channel.exec_command(_line(command))
             try:
-                yield self._chunks(link, channel, command)
+                yield self._chunks(channel, command)
             finally:
-                channel.close()
+                link.hang_up(channel)
 
-    def _chunks(self, link: Any, channel: Any, command: Command) -> Iterator[bytes]:
+    def _chunks(self, channel: Any, command: Command) -> Iterator[bytes]:
         complaint = b""
         for which, chunk in channels.converse(channel, command.stdin, hold_stdin=True):
             if which == 1:
@@ -181,78 +188,56 @@ class SshHost:
                 client = idle[1] if idle else link.sftp()
                 try:
                     yield client
-                except (OSError, sftp.Short):
-                    client.close()
+                except BaseException:
+                    link.hang_up(client)
                     raise
                 with self._lock:
                     keep = not self._files and link is self._short
                     if keep:
                         self._files.append((link, client))
                 if not keep:
-                    client.close()
+                    link.hang_up(client)
 
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
         """Bytes of a file; NoSuchFile (also a FileNotFoundError) when it is not there."""
         with self._sftp(f"read {path}") as files:
-            return sftp.read(files, path, offset, size)
+            data = sftp.read(files, path, offset, size)
+        if data is None:
+            data = bytearray()
+            with self.stream(sftp.tail(path, offset)) as chunks:
+                for chunk in chunks:
+                    data += chunk
+                    if size is not None and len(data) >= size:
+                        break
+        return bytes(data[:size])
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Atomic: a reader sees the old file or the new one. Makes the folders."""
-        with self._space(path, len(data)), self._sftp(f"write {path}") as files:
+        with sftp.full_disk_named(self, path, len(data)), self._sftp(f"write {path}") as files:
             sftp.write(files, path, data, mode)
 
     def put(self, local: str, path: str, progress: Progress | None = None) -> None:
         """Send a file to `path`, continuing what is already there (append from its size)."""
-        total = os.path.getsize(local)
-        with self._space(path, total), self._transfer(f"send {local} to {path}") as files:
-            have = sftp.size(files, path) or 0
-            if total - have > 1 << 20:
-                self._require_space(path, total - have)
-            sftp.put(files, local, path, progress)
+        try:
+            total = os.path.getsize(local)
+        except OSError as err:
+            raise HostError(f"send {local}: {err.strerror}", where="this machine", next="check the path") from None
+        with sftp.full_disk_named(self, path, total), self._roomy() as link, link.explained(f"send {local} to {path}"):
+            files = link.sftp()
+            try:
+                need = total - (sftp.size(files, path) or 0)
+                if need > 1 << 20:
+                    sftp.require_space(self, path, need)
+                sftp.put(files, local, path, progress)
+            finally:
+                link.hang_up(files)
 
     def get(self, path: str, local: str, progress: Progress | None = None) -> None:
         """Bring a file here, continuing what is already there."""
-        with self._transfer(f"get {path} to {local}") as files:
-            sftp.get(files, path, local, progress)
-
-    @contextmanager
-    def _transfer(self, doing: str) -> Iterator[Any]:
-        with self._roomy() as link, link.explained(doing):
-            client = link.sftp()
-            try:
-                yield client
-            finally:
-                client.close()
-
-    @contextmanager
-    def _space(self, path: str, need: int) -> Iterator[None]:
-        """SFTP has no word for a full disk: where a write failed, look at the disk."""
-        try:
-            yield
-        except sftp.Short:
-            self._require_space(path, need)
-            raise HostError("fewer bytes arrived than were sent", where=f"{self.name}:{path}",
-                            next="look at the disk and its quota, then again") from None
-        except LinkLost:
-            raise
-        except HostError:
-            self._require_space(path, min(need, 1 << 20))
-            raise
-
-    def _require_space(self, path: str, need: int) -> None:
-        free = self._free(path)
-        if free is not None and free < need:
-            raise NoSpace(f"{path}: {need} bytes to write, {free} bytes free", where=self.name,
-                          next="free some space there, then again: it goes on from where it stopped")
-
-    def _free(self, path: str) -> int | None:
-        """Free bytes of the disk that holds `path`, or its nearest folder that exists."""
-        while path not in ("", "/"):
-            result = self.run(Command(("df", "-Pk", "--", path)))
-            if result.exit == 0:
-                return int(result.text.splitlines()[-1].split()[-3]) * 1024
-            path = posixpath.dirname(path)
-        return None
+        with self._sftp(f"get {path}") as files:
+            about = files.stat(path)
+        with self._link().explained(f"get {path} to {local}"):
+            sftp.get(self, about, path, local, progress)
 
     # -- ports
 
@@ -277,7 +262,7 @@ class SshHost:
                 raise HostError(f"{path} of port {port}: more than {channels.MOST >> 20} MiB", where=self.name,
                                 next="ask for less") from None
             finally:
-                channel.close()
+                link.hang_up(channel)
 
     def forward(self, port: int) -> int:
         """A port on this machine's loopback that leads to the host's loopback `port`; the same one each time."""
@@ -290,3 +275,7 @@ class SshHost:
 
 def _short(command: Command) -> str:
     return " ".join(command.argv[:3])[:80]
+
+
+def _line(command: Command) -> bytes:
+    return command.shell().encode("utf-8", "surrogateescape")
