@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from kit import shipping
+from kit.command import Command
 from kit.errors import ParseError
 from kit.lint.versions import Version, neighbours, parse, show
 
@@ -76,6 +78,11 @@ def first_release(engine: str, name: str, ability: str = "known") -> str:
 def newest(engine: str) -> str:
     versions = _table(engine)["versions"]
     return versions[-1] if versions else ""
+
+
+def question(engine: str, python: str) -> Command:
+    """Asks the engine that `python` has for its classes: reads its source, imports nothing of it. One round trip."""
+    return Command((python, "-", engine), shipping.content("engine_classes.py"), limit_s=120)
 
 
 def from_answer(said: bytes, where: str = "") -> tuple[Support, str]:

@@ -12,7 +12,7 @@ from kit.findings import Finding, Verdict
 from kit.lint.versions import Version, parse, show
 from kit.modelfacts import ModelFacts, default_aux_layers
 
-ENGINES = {"sglang": "SGLang", "vllm": "vLLM", "llamacpp": "llama.cpp"}
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM", "llamacpp": "llama.cpp", "any": "the engine"}
 # every engine's word for a way of drafting → ours (kit.spec.ALGORITHMS)
 ALGORITHMS = {"none": "none", "": "none", "ngram": "ngram", "suffix": "suffix", "eagle": "eagle", "eagle3": "eagle3",
               "dflash": "dflash", "dspark": "dspark", "mtp": "mtp", "nextn": "mtp", "draft": "draft",
@@ -21,7 +21,7 @@ ALGORITHMS = {"none": "none", "": "none", "ngram": "ngram", "suffix": "suffix", 
               "ngram-map-k": "ngram", "ngram-cache": "ngram"}
 NEEDS = {"draft": ("plain",), "eagle": ("eagle",), "eagle3": ("eagle3",), "dflash": ("dflash",), "dspark": ("dspark",)}
 FOR_PACKAGING = {"plain": "draft", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-SPELLED = {"sglang": {"draft": "STANDALONE", "mtp": "NEXTN"}, "vllm": {"draft": "draft_model"},
+SPELLED = {"any": {}, "sglang": {"draft": "STANDALONE", "mtp": "NEXTN"}, "vllm": {"draft": "draft_model"},
            "llamacpp": {"draft": "draft-simple", "eagle3": "draft-eagle3"}}
 
 
@@ -38,18 +38,23 @@ class Engine:
         name, sep, number = text.strip().partition("==")
         name = re.sub(r"[^a-z]", "", name.lower())
         if name not in ENGINES:
-            raise SpecError(f"no engine {text!r} is known here", where="engine", next=f"one of {', '.join(ENGINES)}")
+            raise SpecError(f"no engine {text!r} is known here", where="engine",
+                            next="one of sglang, vllm, llamacpp; or any, for what holds for every engine")
         version = parse(number) if number else None
         if sep and version is None:
             raise SpecError(f"{number!r} is no version", where="engine", next="write it as sglang==0.5.12")
         return cls(name, version)
 
+    @property
+    def title(self) -> str:
+        return ENGINES[self.name]
+
     def __str__(self) -> str:
-        return f"{ENGINES[self.name]} {show(self.version)}" if self.version else ENGINES[self.name]
+        return f"{self.title} {show(self.version)}" if self.version else self.title
 
     def spelled(self, algorithm: str) -> str:
         """Our word for an algorithm in this engine's own."""
-        return SPELLED[self.name].get(algorithm, algorithm.upper() if self.name == "sglang" else algorithm)
+        return SPELLED[self.name].get(algorithm, algorithm.upper() if self.name in ("sglang", "any") else algorithm)
 
 
 @dataclass(frozen=True)

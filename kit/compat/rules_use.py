@@ -107,9 +107,10 @@ def tokenizer(p: Pair, say: Say) -> Iterator[Finding]:
 def _padded(p: Pair, say: Say, real: int | None) -> Finding:
     sizes = f"{p.target.vocab_size} and {p.drafter.vocab_size}"
     what = f"the tokenizers are the same {real} tokens; the embeddings ({sizes}) differ by padding only"
-    if p.on("sglang") and p.since("0.5.15") is not False:
-        return say("fail" if p.since("0.5.15") else "unknown", what,
-                   "since 0.5.15 SGLang refuses STANDALONE when the two vocab_size differ",
+    refuses = {"sglang": "0.5.15", "vllm": "0.18.1"}.get(p.engine.name)     # first read release that does
+    if refuses and p.since(refuses) is not False:
+        return say("fail" if p.since(refuses) else "unknown", what,
+                   f"from {refuses} on {p.engine.title} refuses a draft model whose vocab_size differs",
                    "pad the smaller embedding and lm_head, and set its vocab_size")
     return say("warn", what, "some engines compare the sizes and refuse", "pad the smaller one, or try it")
 
@@ -164,15 +165,26 @@ def quantisation(p: Pair, say: Say) -> Iterator[Finding]:
         yield say("pass", f"target {t.quantization or t.dtype or 'not said'}, drafter {own}")
 
 
+def model_name(path: str) -> str:
+    """The model's own name in a path, also in a hub cache.
+
+    >>> model_name("/c/models--moonshotai--Kimi-K2.6/snapshots/0a1b")
+    'Kimi-K2.6'
+    """
+    parts = path.replace(":", "/").rstrip("/").split("/")
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].rsplit("--", 1)[-1] if cached else parts[-1]
+
+
 @rule("base-model")
 def base_model(p: Pair, say: Say) -> Iterator[Finding]:
-    stated = p.drafter.base_model.rstrip("/").rsplit("/", 1)[-1] if p.drafter else ""
-    name = p.target.name.rstrip("/").rsplit("/", 1)[-1]
+    stated = {b.rstrip("/").rsplit("/", 1)[-1].lower() for b in p.drafter.base_models} if p.drafter else set()
+    name = model_name(p.target.name).lower()
     if not stated or not name:
         return
-    if stated.lower() == name.lower():
-        yield say("pass", f"made for {stated}")
+    if any(name.startswith(s) or s.startswith(name) for s in stated):        # a quantised copy has a suffix
+        yield say("pass", f"made for {', '.join(sorted(stated))}")
     else:
-        yield say("warn", f"the drafter says it was made for {stated}, the target is {name}",
+        yield say("warn", f"the drafter says it was made for {', '.join(sorted(stated))}, the target is {name}",
                   "a sibling generation of equal shape loads and runs, with fewer accepted drafts",
                   "compare its accept length with a drafter of the exact target")

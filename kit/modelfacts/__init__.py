@@ -19,10 +19,11 @@ __all__ = ["DraftMap", "HostReader", "LocalReader", "ModelFacts", "Packaging", "
            "Tokenizer", "default_aux_layers", "read_model"]
 
 
-def read_model(reader: Reader, every_header: bool = False) -> ModelFacts:
+def read_model(reader: Reader, every_header: bool = False, tokenizer: bool = True) -> ModelFacts:
     """Facts of the checkpoint behind `reader`; weights are never read.
 
     every_header   open each shard's header (sizes of all weights), not only the telling ones
+    tokenizer      read the vocabulary too: megabytes, and only whole models that draft need it
     Raises `CheckError` when there is no model or its main metadata is broken. Lesser damage (a missing shard, a
     header that lies) is listed in `problems`.
 
@@ -31,7 +32,7 @@ def read_model(reader: Reader, every_header: bool = False) -> ModelFacts:
     """
     files = reader.list()
     if "config.json" in files:
-        return read_folder(reader, every_header)
+        return read_folder(reader, every_header, tokenizer)
     ggufs = sorted(f for f in files if f.lower().endswith(".gguf"))
     first = [f for f in ggufs if re.search(r"-0*1-of-\d+\.gguf$", f, re.I)]     # of a split file, the one with metadata
     if len(ggufs) == 1 or len(first) == 1:
@@ -40,4 +41,4 @@ def read_model(reader: Reader, every_header: bool = False) -> ModelFacts:
         raise CheckError(f"{len(ggufs)} GGUF files here", where=reader.name, next=f"name one, e.g. {ggufs[0]}")
     if len(files) == 1 and (name := next(iter(files))) and not name.endswith((".json", ".safetensors")):
         return read_file(reader, name)      # a GGUF under another name, as in a blob store
-    return read_folder(reader, every_header)
+    return read_folder(reader, every_header, tokenizer)

@@ -93,6 +93,8 @@ class ModelFacts:
     fc_in, fc_out      widths of the fusing projection
     kv_lora_rank       not None: multi-head latent attention
     mtp_layers         extra multi-token-prediction layers; `has_mtp_weights` whether their tensors are there
+    naming             dialect of a head's tensors: midlayer (SpecForge), layers.0, model.layers.0
+    base_models        what its card or config says it was made for
     quantization       "", or as named in the file: fp8, awq, compressed-tensors, q8_0 …
     tensors            name → Tensor of the headers that were read, in Hugging Face's names for heads
     files              name → size of everything in the folder
@@ -143,7 +145,9 @@ class ModelFacts:
     fc_in: int | None = None
     fc_out: int | None = None
     qkv_in: int | None = None
-    base_model: str = ""
+    fc_bias: bool | None = None
+    naming: str = ""
+    base_models: tuple[str, ...] = ()
     weight_bytes: int | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     files: Mapping[str, int] = field(default_factory=dict, repr=False)

@@ -70,7 +70,8 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
         lm_head_rows=head[0] if head else None, d2t=d2t, has_d2t="d2t" in tensors, has_t2d="t2d" in tensors,
         fc_in=fc[1] if fc else None, fc_out=fc[0] if fc else None,
         qkv_in=(_shape(tensors, "layers.0.self_attn.q_proj.weight") or (0, None))[1],
-        base_model=text(meta.get("general.base_model.0.name")), weight_bytes=reader.list()[file] - gguf.end,
+        fc_bias="fc.bias" in tensors if fc else None, base_models=tuple(filter(None, [text(
+            meta.get("general.base_model.0.name"))])), weight_bytes=reader.list()[file] - gguf.end,
         tensors=tensors, files=dict(reader.list()))
 
 

@@ -21,6 +21,7 @@ from kit.modelfacts.readers import Reader
 from kit.modelfacts.safetensors import Weights, read_weights
 
 LARGEST_CONFIG = 16 << 20
+CARD_HEAD = 8192
 NESTED = ("text_config", "llm_config", "language_config", "transformer_layer_config")
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -67,13 +68,13 @@ def read_config(reader: Reader, name: str) -> dict:
         raise CheckError(f"{name}: {e}", where=reader.name, next="fetch the checkpoint again") from None
 
 
-def read_folder(reader: Reader, every_header: bool = False) -> ModelFacts:
+def read_folder(reader: Reader, every_header: bool = False, tokenizer: bool = True) -> ModelFacts:
     config = read_config(reader, "config.json")
     weights = read_weights(reader, every_header)
     problems = list(weights.problems)
-    tokenizer = None
+    vocabulary = None
     try:
-        tokenizer = tokenizers.of_folder(reader)
+        vocabulary = tokenizers.of_folder(reader) if tokenizer else None
     except Malformed as e:
         problems.append(Problem("tokenizer.json", str(e)))
     fields = Fields(config)
@@ -82,7 +83,8 @@ def read_folder(reader: Reader, every_header: bool = False) -> ModelFacts:
         raise CheckError("config.json names no architecture and no width: not a language model", where=reader.name,
                          next="give the folder of the checkpoint itself")
     facts = from_config(config, weights, name=reader.name, reader=reader, problems=problems)
-    return replace(facts, tokenizer=tokenizer, chat_template=_chat_template(reader), files=dict(reader.list()))
+    return replace(facts, tokenizer=vocabulary, base_models=facts.base_models or _card(reader),
+                   chat_template=_chat_template(reader), files=dict(reader.list()))
 
 
 def from_config(config: Mapping[str, Any], weights: Weights, *, name: str, reader: Reader | None = None,
@@ -123,7 +125,8 @@ def from_config(config: Mapping[str, Any], weights: Weights, *, name: str, reade
         has_embed=shapes.has_embed if known else None, has_lm_head=shapes.has_lm_head if known else None,
         lm_head_rows=shapes.lm_head_rows, d2t=d2t, has_d2t=shapes.has("d2t") if known else None,
         has_t2d=shapes.has("t2d") if known else None, fc_in=shapes.fc_in, fc_out=shapes.fc_out, qkv_in=shapes.qkv_in,
-        base_model=text(fields.get("base_model", "target_model", "base_model_name_or_path")),
+        fc_bias=shapes.has("fc.bias") if shapes.fc_in else None, naming=shapes.naming,
+        base_models=tuple(filter(None, [text(fields.get("base_model", "target_model", "base_model_name_or_path"))])),
         weight_bytes=weights.weight_bytes, tensors=weights.tensors, problems=tuple(problems))
 
 
@@ -178,6 +181,28 @@ def _context(fields: Fields) -> int | None:
 def _quantization(fields: Fields) -> str:
     section = fields.section("quantization_config") or fields.section("compression_config")
     return text(section.get("quant_method") or section.get("quant_algo"), 40) or ("unnamed" if section else "")
+
+
+def _card(reader: Reader) -> tuple[str, ...]:
+    """`base_model` in the front matter of the card: a name, or a list of them."""
+    if "README.md" not in reader.list():
+        return ()
+    lines = reader.read("README.md", 0, CARD_HEAD).decode("utf-8", "replace").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return ()
+    found, inside = [], False
+    for line in lines[1:]:
+        key, _, value = line.partition(":")
+        if line.strip() == "---":
+            break
+        if key == "base_model":
+            inside = not value.strip()
+            found += [] if inside else [value]
+        elif inside and line.lstrip().startswith("- "):
+            found.append(line.lstrip()[2:])
+        else:
+            inside = False
+    return tuple(f.strip().strip("\"'[]")[:200] for f in found)
 
 
 def _chat_template(reader: Reader) -> bool | None:

@@ -60,6 +60,14 @@ class Shapes:
         return shape[1] if len(shape) == 2 else None
 
     @property
+    def naming(self) -> str:
+        """Whose names the first layer has."""
+        for dialect in ("midlayer.", "layers.0.", "model.layers.0."):
+            if any(n.startswith(dialect) for n in self.names):
+                return dialect.rstrip(".")
+        return ""
+
+    @property
     def mtp_weights(self) -> bool:
         """Tensors of a layer past the last one, or under an `mtp` module."""
         extra = rf"(^|\.)layers\.{self.layers}\." if self.layers else r"(?!)"
@@ -91,7 +99,7 @@ def classify(config: Mapping[str, Any], fields: Any, weights: Weights) -> tuple[
 
 
 def _by_shape(fields: Any, shapes: Shapes, known: bool) -> tuple[Packaging, str]:
-    hidden, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    hidden, layers = fields.count("hidden_size") or shapes.fc_out, fields.count("num_hidden_layers")
     vocab = fields.count("vocab_size")
     if shapes.has("d2t"):
         return "eagle3", "has a d2t table"
@@ -107,6 +115,8 @@ def _by_shape(fields: Any, shapes: Shapes, known: bool) -> tuple[Packaging, str]
         return "eagle3", f"fc takes {shapes.fc_in} inputs at width {hidden}"
     if shapes.qkv_in and hidden and shapes.qkv_in == 2 * hidden:
         return "eagle3", f"attention takes 2 × {hidden}: embedding and features"
+    if shapes.naming == "midlayer":
+        return "eagle3", "its one layer is named midlayer"
     if known:
         return "plain", "a whole model: no fc, no d2t"
     if layers == 1:

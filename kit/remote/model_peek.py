@@ -47,6 +47,8 @@ def wanted(name, size, path):
     """Bytes to send from the beginning of a file."""
     if name in SMALL or name.endswith(".safetensors.header.json"):
         return size if size <= LARGEST_SMALL else 0
+    if name == "README.md":
+        return min(size, 8192)
     if name.endswith(".safetensors.index.json"):
         return size if size <= LARGEST_INDEX else 0
     if name.endswith(".safetensors"):
