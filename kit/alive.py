@@ -1,4 +1,4 @@
-"""Is this pid still the process we started? Standard library only: the rehearsal server reads it as a plain file."""
+"""Is this pid still the process we started?"""
 
 from __future__ import annotations
 

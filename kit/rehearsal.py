@@ -3,7 +3,7 @@
     kit.rehearsal.start()               # or simply kit.connect("rehearsal")
     python -m kit.rehearsal status      # start | stop | status  [--folder F]
 
-It is `kit/rehearsal_server.py` (AsyncSSH) in a process of its own, which outlives
+It is `kit.rehearsal_server` (AsyncSSH) in a process of its own, which outlives
 the kernel that started it. All it owns lies in one folder, `.rehearsal` beside
 pyproject.toml: `home/` is the host's $HOME, `keys/` are throw-away, `ssh_config`
 works with ssh, scp and rsync too: `ssh -F .rehearsal/ssh_config rehearsal`.
@@ -83,7 +83,7 @@ def status(folder: str | Path | None = None) -> RehearsalInfo:
     folder = Path(folder).absolute() if folder else default_folder()
     try:
         state = json.loads((folder / "state.json").read_text())
-        if identity(state["pid"]) == state["identity"]:
+        if state["identity"] and identity(state["pid"]) == state["identity"]:
             return RehearsalInfo(folder, state["pid"], state["port"])
     except (OSError, ValueError, KeyError, TypeError):
         pass                        # never started, or half a file of an older hand: not running
@@ -127,10 +127,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _launch(folder: Path) -> RehearsalInfo:
     (folder / ".gitignore").write_text("*\n")
-    server = Path(__file__).with_name("rehearsal_server.py")
     with open(folder / "server.log", "wb") as log:
-        process = subprocess.Popen([sys.executable, "-P", str(server), str(folder)], stdin=subprocess.DEVNULL,
-                                   stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen([sys.executable, "-m", "kit.rehearsal_server", str(folder)], start_new_session=True,
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                   cwd=Path(__file__).parent.parent)        # there is the kit that we are
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         info = status(folder)

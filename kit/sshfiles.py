@@ -1,4 +1,4 @@
-"""The ssh config as ssh reads it: Includes, quotes, `~` and %-tokens in paths. Standard library only.
+"""The ssh config as ssh reads it: Includes, quotes, `~` and %-tokens in paths.
 
 paramiko's own reader follows no `Include`, takes `~` and `%` in the middle of a
 path for tokens, and half of a pair of quotes for part of a name.

@@ -192,11 +192,10 @@ class SshHost:
                     link.hang_up(client)
                     raise
                 with self._lock:
-                    keep = not self._files and link is self._short
-                    if keep:
+                    if not self._files and link is self._short:
                         self._files.append((link, client))
-                if not keep:
-                    link.hang_up(client)
+                    else:
+                        link.hang_up(client)
 
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
         """Bytes of a file; NoSuchFile (also a FileNotFoundError) when it is not there."""

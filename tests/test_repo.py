@@ -22,8 +22,8 @@ LAYERS = [
     {"facts", "modelfacts", "engines", "supervisors", "compat", "lint"},
     {"surveys", "checks", "workload", "metrics", "analysis", "verdict"},
     {"steps", "planning"},
-    {"alive", "sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_server"},
-    {"rehearsal", "sshhost"},
+    {"alive", "sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session"},
+    {"rehearsal", "rehearsal_server", "sshhost"},
     {"host", "job", "plots", "sources", "store", "launches"},
     {"following", "surveying", "checking", "report"},
     {"health"},
@@ -39,7 +39,7 @@ LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}
 # Effects live in one place each.
 ONLY_IN = {
     "fabric": {"host"}, "paramiko": {"host"}, "invoke": {"host"},
-    "asyncssh": {"rehearsal_server"}, "ipywidgets": {"ui", "ui_controls"}, "IPython": set(),
+    "asyncssh": {"rehearsal_server", "rehearsal_session"}, "ipywidgets": {"ui", "ui_controls"}, "IPython": set(),
     "threading": {"host", "sshhost", "channels", "tunnel", "job"}, "subprocess": {"rehearsal", "alive"},
     "socket": {"host", "tunnel"}, "plotly": {"plots", "report"}, "papermill": {"demo"},
 }
