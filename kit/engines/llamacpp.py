@@ -36,7 +36,7 @@ PHASES = (
 # Specific causes first; what only says "it failed" comes last.
 FAILURES = (
     Phase("no-wheel", r"error: this interpreter has no usable xllamacpp",
-          "The interpreter lacks the engine. Fix: leave engine.python out, and the kit installs one; or install it there."),
+          "The interpreter lacks the engine. Fix: leave engine.python out (the kit installs one), or install it."),
     Phase("file-missing", r"error: cannot read the (draft )?model: ",
           "The file is not there or not readable. Fix: fetch the checkpoint again, or correct its path."),
     Phase("not-gguf", r"error: the (draft )?model is not a GGUF file",
@@ -125,7 +125,7 @@ class LlamaCpp:
             return {"--spec-type": TYPES["ngram"], "--spec-ngram-simple-size-n": str(spec.lookup),
                     "--spec-ngram-simple-size-m": str(spec.drafts)}
         if spec.drafts != spec.steps:
-            raise SpecError(f"steps {spec.steps} with draft_tokens {spec.draft_tokens}: a chain drafts one token a step",
+            raise SpecError(f"steps {spec.steps} with draft_tokens {spec.draft_tokens}: a chain drafts one per step",
                             where="engine llamacpp", next="leave draft_tokens out, or make the two equal")
         return {"--spec-type": TYPES[spec.algorithm], "--spec-draft-n-max": str(spec.drafts)}
 

@@ -170,6 +170,7 @@ def main(argv=None):
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     check_speculates(a)
+    print("serving %s" % a.model, flush=True)
     watch(a, ended)
     print("stopped", flush=True)
     os._exit(0)             # the wheel's own ending waits for ever while a request is in flight
