@@ -17,8 +17,8 @@ COMMANDS = {
 def main(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("", [])
     if name not in COMMANDS:
-        print("usage: python -m kit COMMAND …\n" + "\n".join(f"  {n:10} {what}" for n, (_, _, what) in COMMANDS.items()),
-              file=sys.stderr)
+        known = "\n".join(f"  {n:10} {what}" for n, (_, _, what) in COMMANDS.items())
+        print(f"usage: python -m kit COMMAND …\n{known}", file=sys.stderr)
         return 0 if name in ("-h", "--help", "help") else 2
     module, function, _ = COMMANDS[name]
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import singledispatchmethod
 
 from kit import health, launches
 from kit.checking import check
 from kit.command import sh
-from kit.errors import Cancelled, CommandError, HostError, PlanError
+from kit.errors import Cancelled, CommandError, KitError, PlanError
 from kit.following import run_to_end, start, stop
 from kit.job import Job
 from kit.seams import Host, Unit, UnitState
@@ -52,7 +53,7 @@ class Applier:
             try:
                 stop(self.host, self.sup, self.python, name, self.exp.serve.stop_within_s)
                 self.job.line(f"stopped {name}: it was not healthy yet")
-            except HostError as e:
+            except KitError as e:
                 self.job.line(f"could not stop {name}: {e.what}")
 
     @singledispatchmethod
@@ -127,4 +128,5 @@ class Applier:
 
     def run_job(self, unit: Unit, on_line: Callable[[str], None]) -> UnitState:
         """Run a job unit to its end, on the host, under the supervisor."""
+        unit = replace(unit, about={**unit.about, "experiment": self.exp.name})     # so that undo finds it
         return run_to_end(self.host, self.sup, self.python, unit, on_line, self.job.raise_if_cancelled)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from dataclasses import asdict, replace
 
 from kit import health, project, store, workload
@@ -57,7 +58,8 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
 
     ended = there if there and not there.running else run_to_end(
         host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
-    run = store.collect(host, workload.remote_dir(host.root, run_id), _meta(exp, host, now, run_id, key, purpose), folder)
+    meta = {"id": run_id, "identity": key, "purpose": purpose, **_meta(exp, host, now)}
+    run = store.collect(host, workload.remote_dir(host.root, run_id), meta, folder)
     if ended.result != "success":
         raise JobError(f"the benchmark ended early (exit {ended.exit_code}, {ended.signal or ended.result})",
                        where=f"{host.name}: what was measured is kept in {run.folder}",
@@ -98,19 +100,19 @@ def _ready(exp: Experiment, host: Host, now: Survey) -> None:
     there = now.unit(wanted.name)
     if not (there and there.running and there.digest == wanted.digest):
         is_so = "runs with other settings" if there and there.running else "is not running"
-        raise PlanError(f"{wanted.name} {is_so}", where=host.name, next="serve it first: kit.apply(kit.plan(exp, now), host)")
+        raise PlanError(f"{wanted.name} {is_so}", where=host.name, next="serve it first: plan and apply")
     ok, why = health.probe(exp, host)
     if not ok:
         raise PlanError(f"{wanted.name} is not healthy: {why}", where=host.name, next="follow its log")
 
 
-def _meta(exp: Experiment, host: Host, now: Survey, run_id: str, key: str, purpose: str) -> dict:
+def _meta(exp: Experiment, host: Host, now: Survey) -> dict:
     """Provenance: what was measured, where, with which versions."""
     eng = engine(exp.engine.name)
     used = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter else {})
     models = {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
               for role, c in used.items() if c.slug in now.models}
-    return {"id": run_id, "identity": key, "purpose": purpose, "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
+    return {"created_s": round(time.time(), 1), "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
             "terms": eng.terms(exp.spec), "unit": asdict(eng.service(exp, host.root)), "models": models,
             "engine": {"name": exp.engine.name, "packages": list(eng.packages)},
             "host": {"name": host.name, "hostname": now.hostname, "os": now.os, "cpu": list(now.cpu), "load": now.load,

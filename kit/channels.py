@@ -27,11 +27,12 @@ class TooMuch(Exception):
 
 
 def converse(channel: Any, stdin: bytes, *, hold_stdin: bool = False,
-             until: float | None = None) -> Iterator[tuple[int, bytes]]:
+             until: float | None = None, tick_s: float | None = None) -> Iterator[tuple[int, bytes]]:
     """Send stdin and yield (1, stdout chunk) or (2, stderr chunk) until both ended.
 
     hold_stdin  without bytes to send, stdin stays open: the command sees its end when the channel closes
     until       time.monotonic() at which to give up: TimeoutError
+    tick_s      yield (1, b"") after so many seconds of silence
     """
     writer = None
     if len(stdin) > 32768:
@@ -45,7 +46,9 @@ def converse(channel: Any, stdin: bytes, *, hold_stdin: bool = False,
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError
-            ready.select(left)
+            silent = not ready.select(min((t for t in (left, tick_s) if t is not None), default=None))
+            if silent and tick_s is not None:
+                yield 1, b""
             over = channel.eof_received or channel.closed       # before the drain: nothing can follow it
             while channel.recv_ready():
                 yield 1, channel.recv(CHUNK)

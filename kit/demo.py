@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import time
 import warnings
 from contextlib import contextmanager, suppress
@@ -31,11 +32,13 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
     """Run all notebooks against `config`; 0 when all went well. What was started is stopped, whatever happens."""
     began = time.time()
     exp = Experiment.load(config, host)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)   # ended from outside: stop what was started, too
     with _alone():
         out = project.root() / "data" / "reports" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         try:
             for notebook in sorted((project.root() / "notebooks").glob("[0-9]*.ipynb")):
-                _execute(notebook, out / notebook.name, {"config": config, "host": host, "again": True})
+                _execute(notebook, out / notebook.name,
+                         {"config": config, "host": host, "again": True, "report_folder": str(out)})
             line = _last_line(exp, out, began)
         finally:
             _stop(exp)
@@ -67,19 +70,24 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
     logging.getLogger("papermill").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # "TCP without encryption": the kernel is on this machine
-        import papermill                    # 0.5 s: only the demo needs it
+        import papermill  # 0.5 s: only the demo needs it
         from papermill.exceptions import PapermillExecutionError
     copy.parent.mkdir(parents=True, exist_ok=True)
+    written = notebook.read_text()
+    parameters = {name: value for name, value in parameters.items() if f'"{name} = ' in written}
     began = time.monotonic()
     print(f"{notebook.stem:24}", end="", flush=True)
     try:
         papermill.execute_notebook(str(notebook), str(copy), parameters=parameters, cwd=str(notebook.parent),
                                    progress_bar=False, log_output=False, store_widget_state=False,
-                                   stdout_file=None, stderr_file=None)
+                                   extra_arguments=["--IPKernelApp.log_level=50"])
     except PapermillExecutionError as e:
         print("failed", flush=True)
-        raise PlanError(f"{notebook.stem} stopped at cell {e.exec_count}: {e.ename}: {e.evalue}",
-                        where=str(copy), next="mend what it names, and run the demo again") from None
+        what, *rest = str(e.evalue).splitlines() or [""]
+        said = dict(line.strip().partition(":")[::2] for line in rest)      # the error's own where and next
+        raise PlanError(f"{notebook.stem}, cell {e.exec_count}: {e.ename}: {what}",
+                        where=f"{said.get('where', '').strip()} ({copy})",
+                        next=said.get("next", " mend what it names, and run the demo again").strip()) from None
     print(f"{time.monotonic() - began:5.1f} s", flush=True)
 
 
@@ -87,8 +95,8 @@ def _stop(exp: Experiment) -> None:
     """Stop what this experiment runs, and the embedded host if it is the one."""
     with suppress(KitError):
         host = connect(exp)
-        job = Job.start(f"stop {exp.name}", lambda job: Applier(plan(exp, survey(exp, host), "stopped"), host, job).run())
-        job.result()
+        Job.start(f"stop {exp.name}",
+                  lambda job: Applier(plan(exp, survey(exp, host), "stopped"), host, job).run()).result()
         host.close()
     if exp.host.ssh == rehearsal.NAME:
         rehearsal.stop()

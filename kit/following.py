@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from kit.errors import Cancelled, HostError, LinkLost
+from kit.errors import Cancelled, KitError, LinkLost
 from kit.seams import Host, LogLine, Supervisor, Unit, UnitState
 
 RETRIES_S = (0.2, 0.5, 1, 2, 4, 8, 15, 30)   # waits between tries to get a lost connection back
@@ -93,7 +93,7 @@ def run_to_end(host: Host, sup: Supervisor, python: str, unit: Unit, on_line: Ca
         for line in lines(host, sup, python, unit.name, check=check):
             on_line(line.text)
     except Cancelled:
-        with suppress(HostError):   # the user cancelled: that is the news, not that the host was gone too
+        with suppress(KitError):    # the user cancelled: that is the news, not that the host was gone too
             stop(host, sup, python, unit.name, unit.stop_timeout_s)
         raise
     return state(host, sup, python, unit.name)

@@ -51,12 +51,12 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
     said: list[str] = []
     while True:
         check()
+        now = state(host, sup, python, unit)    # before the log: what it said last is then in it
         new = recent(host, sup, python, unit, cursor)
         cursor = new[-1].cursor if new else cursor
         said = (said + [line.text for line in new])[-200:]
         for line in new:
             on_line(line.text)
-        now = state(host, sup, python, unit)
         if not now.running:
             raise died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
         ok, why = probe(exp, host)

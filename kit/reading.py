@@ -36,8 +36,8 @@ def runs(exp: Experiment | None = None, purpose: str = "bench") -> list[Run]:
     return mine
 
 
-SHOWN = {"arm": "arm", "prompt_set": "prompts", "concurrency": "concurrency", "requests": "requests", "failed": "failed",
-         "tok_s": "tok/s", "ttft_ms_p50": "TTFT ms p50", "tpot_ms_p50": "per token ms p50",
+SHOWN = {"arm": "arm", "prompt_set": "prompts", "concurrency": "concurrency", "requests": "requests",
+         "failed": "failed", "tok_s": "tok/s", "ttft_ms_p50": "TTFT ms p50", "tpot_ms_p50": "per token ms p50",
          "accept_length": "accept length"}
 
 

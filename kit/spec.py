@@ -41,7 +41,7 @@ class EngineSpec(_Frozen):
     """The inference server."""
 
     name: str = Field(description="llamacpp")
-    python: str | None = Field(None, description="interpreter that already has the engine; default: the kit installs one")
+    python: str | None = Field(None, description="interpreter that has the engine; default: the kit installs one")
     threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine")
     args: tuple[str, ...] = Field((), description="further flags, passed as they are")
     env: dict[str, str] = Field({}, description="environment of the server; never secrets")
@@ -101,7 +101,7 @@ class Spec(_Frozen):
     algorithm: Literal[ALGORITHMS] = Field("none", description="how tokens are drafted")
     steps: int = Field(3, ge=1, le=32, description="drafter passes per verify step")
     topk: int = Field(1, ge=1, le=16, description="branches per pass (1: a chain)")
-    draft_tokens: int | None = Field(None, ge=1, le=256, description="drafted tokens per verify step (verified: one more)")
+    draft_tokens: int | None = Field(None, ge=1, le=256, description="drafted tokens per step (verified: one more)")
     lookup: int = Field(4, ge=1, le=64, description="n-gram length that must match")
 
     @property

@@ -26,6 +26,7 @@ from kit.tunnel import Tunnel
 
 SLOTS = 8
 GRACE_S = 35.0          # beyond a command's own limit: 5 s for KILL, and a slow network
+TICK_S = 0.5
 
 
 class Refused(Exception):
@@ -151,6 +152,8 @@ class SshHost:
     def stream(self, command: Command) -> Iterator[Iterator[bytes]]:
         """Chunks of a long command's stdout as they come; leaving the context closes its channel.
 
+        Half a second of silence yields b"", so that a reader can be cancelled.
+
         A broken link raises LinkLost while iterating, a bad end CommandError. sshd
         kills nothing when a channel closes: the command gets SIGPIPE at its next
         write, and end-of-file on its stdin (open until then, unless it has `stdin` bytes).
@@ -166,7 +169,7 @@ class SshHost:
 
     def _chunks(self, channel: Any, command: Command) -> Iterator[bytes]:
         complaint = b""
-        for which, chunk in channels.converse(channel, command.stdin, hold_stdin=True):
+        for which, chunk in channels.converse(channel, command.stdin, hold_stdin=True, tick_s=TICK_S):
             if which == 1:
                 yield chunk
             else:

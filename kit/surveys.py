@@ -53,7 +53,7 @@ class Survey:
                 ("python", ".".join(map(str, self.python)) if self.python else "not found"),
                 ("cpu", f"{cores} cores, load {self.load:g}, {model}"),
                 ("memory free", f"{self.mem_free_mib:,} MiB"),
-                ("disk free", "unknown" if self.disk_free_mib is None else f"{self.disk_free_mib:,} MiB at {self.root}"),
+                ("disk free", f"{self.disk_free_mib or 0:,} MiB at {self.root}"),
                 ("systemd", "yes" if self.systemd else "no"),
                 (f"port {self.port}", f"held by pid {self.port_holder.pid}: {self.port_holder.command}"
                  if self.port_holder else "free")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kit import benching, host as hosts
+from kit import benching
+from kit import host as hosts
 from kit.applying import Applier
 from kit.following import lines, state
 from kit.job import Job
