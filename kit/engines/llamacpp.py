@@ -8,6 +8,8 @@ What this engine does its own way:
   its body (the launcher also keeps no prompts in host memory); greedy is
   `temperature: 0`. Text with and without speculation may still differ at near
   ties, as a batch of several tokens rounds differently from single steps.
+- The launcher leaves the drafter's backend sampling off. With it (llama-server's default) the accept length of
+  the micro pair falls from 2.90 to 2.13 when two slots work at once; without it, it stays at 2.90.
 - Without a usable drafter llama.cpp logs an error and serves *without*
   speculation; the launcher turns that into a failure.
 """

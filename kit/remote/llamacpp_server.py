@@ -54,6 +54,8 @@ def parser():
     p.add_argument("--spec-draft-n-max", type=at_least(1), help="tokens drafted per step")
     p.add_argument("--spec-draft-n-min", type=at_least(0))
     p.add_argument("--spec-draft-p-min", type=float)
+    p.add_argument("--spec-draft-backend-sampling", action="store_true",
+                   help="pick drafted tokens in the compute graph; off, as with two slots at work it drafts worse")
     p.add_argument("--spec-ngram-simple-size-n", type=at_least(1), help="tokens that must match")
     p.add_argument("--spec-ngram-simple-size-m", type=at_least(1), help="tokens drafted after a match")
     p.add_argument("-lv", "--verbosity", type=int, default=3)
@@ -109,6 +111,7 @@ def params(x, a):
     s = p.speculative
     s.types = speculative_types(x, a.spec_type)
     s.draft.mparams.path = a.model_draft
+    s.draft.backend_sampling = a.spec_draft_backend_sampling
     for cpu in (p.cpuparams, p.cpuparams_batch, s.draft.cpuparams, s.draft.cpuparams_batch):
         cpu.n_threads, cpu.poll = a.threads, a.poll     # else some of them take every core
     for place, name, value in ((s.draft, "n_max", a.spec_draft_n_max), (s.draft, "n_min", a.spec_draft_n_min),
