@@ -66,7 +66,7 @@ class Link:
     """One authenticated connection, with its gateways. Opens in the constructor."""
 
     def __init__(self, name: str, config: str, accept: str | None):
-        self.name, self._chain = name, []
+        self.name, self._chain, self._tcp_lock = name, [], threading.Lock()
         try:
             with explained(name, "connect"):
                 last = self._connection(name, _load(config), accept, ())
@@ -115,12 +115,15 @@ class Link:
         return explained(self.name, doing, self)
 
     def session(self) -> paramiko.Channel:
-        """A channel for one command. A host that is just closing others is asked again for a while."""
+        """A channel for one command. sshd counts a session until it has reaped it, so a refusal is asked again.
+
+        Any SSHException is taken for a refusal: paramiko may hand one thread's to another.
+        """
         for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8, 0):
             try:
                 return self.transport.open_session(timeout=CHANNEL_S)
-            except paramiko.ChannelException:
-                if not patience_s:
+            except paramiko.SSHException:
+                if not patience_s or not self.alive:
                     raise
                 time.sleep(patience_s)
         raise AssertionError("the last turn returns or raises")
@@ -128,10 +131,11 @@ class Link:
     def tcp(self, port: int) -> paramiko.Channel:
         """A channel to the host's loopback; `Refused` where nobody listens."""
         try:
-            return self.transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0),
-                                               timeout=CHANNEL_S)
+            with self._tcp_lock:        # one at a time: a refusal must reach whom it is meant for
+                return self.transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0),
+                                                   timeout=CHANNEL_S)
         except paramiko.ChannelException as err:
-            if err.code == 2:       # "connect failed"; 1 is "administratively prohibited"
+            if err.code == 2:           # "connect failed"; 1 is "administratively prohibited"
                 raise Refused(f"port {port}: {err.text}") from None
             raise
 
