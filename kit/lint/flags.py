@@ -112,7 +112,7 @@ def read(argv: list[str], flags: Table, origin: str = "argv", positionals: int =
         word = argv[i]
         i += 1
         if word == "--":                            # everything after it is positional
-            out.positional += argv[i:]
+            out.positional += argv[i:] if positionals else argv[i - 1:]
             break
         name, explicit, problem = _option(word, flags)
         if problem:

@@ -44,6 +44,9 @@ def unwrap(words: list[str]) -> Pasted:
     words = [w for w in words if w not in ("\\", "\n")]
     words, prefix_env = _environment(words)
     start, engine = _launcher(words)
+    for option, word in zip(words[:start], words[1:start], strict=False):     # docker run -e A=b
+        if option in ("-e", "--env") and (match := ASSIGNMENT.match(word)):
+            prefix_env[match[1]] = match[2]
     return Pasted(tuple(words[start:]), env | prefix_env, engine, " ".join(words[:start]), user)
 
 
@@ -94,6 +97,4 @@ def _launcher(words: list[str]) -> tuple[int, str]:
             return i + 1, "sglang"
         if base == "api_server.py":
             return i + 1, "vllm"
-        if word.startswith("--"):
-            break
     return 0, ""

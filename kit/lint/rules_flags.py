@@ -113,8 +113,8 @@ def gone(case, say):
     case.asked = True
     for p in case.parsed.problems:
         if p.kind == "gone":
-            yield say("fail", f"{p.spelled} was retired in {case.engine} {case.version}", f"error: {p.says}",
-                      _hint(case, p.spelled))
+            hint = p.says if "use" in p.says.lower() or "set" in p.says.lower() else _hint(case, p.spelled)
+            yield say("fail", f"{p.spelled} is retired in {case.engine} {case.version}", f"refused: {p.says}", hint)
 
 
 @rule("flag-deprecated", *BOTH)
@@ -122,9 +122,10 @@ def deprecated(case, say):
     case.asked = True
     for g in case.parsed.given:
         if g.flag.message and g.flag.kind != "gone":
-            use = g.flag.message if g.flag.message.startswith("-") else ""
+            says = g.flag.message
             yield say("warn", f"{g.flag.name} is deprecated in {case.engine} {case.version}",
-                      "still works, and goes in a later release", f"use {use}" if use else "leave it out")
+                      "still accepted, and goes in a later release",
+                      f"use {says}" if says.startswith("-") else says if " " in says else "leave it out")
 
 
 @rule("flag-abbreviated", *BOTH)

@@ -295,7 +295,8 @@ def sampling(case, say):
             yield say("unknown", "rejection sampling needs a drafter with the target's whole vocabulary",
                       "checked at worker start: most reduced-vocabulary EAGLE-3 heads are refused",
                       "compare draft_vocab_size with vocab_size")
-    if algo and case.has("--speculative-use-block-verification") and algo not in ("EAGLE", "EAGLE3", "DFLASH", "DSPARK"):
+    blockwise = ("", "EAGLE", "EAGLE3", "DFLASH", "DSPARK")
+    if case.has("--speculative-use-block-verification") and algo not in blockwise:
         yield say("fail", f"block verification is not there for {algo}", "ValueError: "
                   "--speculative-use-block-verification only supports EAGLE / EAGLE3 / NEXTN / DFLASH / DSPARK.",
                   "drop it")

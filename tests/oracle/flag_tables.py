@@ -24,8 +24,12 @@ NUMBERS = {"int": "int", "float": "float", "human_readable_int": "size", "json.l
 class Constants(dict):
     """Module-level lists of a source tree, for `choices=NAME`; None where it is computed."""
 
+    deprecated_raises = False               # what this release's DeprecatedAction does
+
     def read(self, tree: ast.Module) -> Constants:
         for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == "DeprecatedAction":
+                self.deprecated_raises = any(isinstance(n, ast.Raise) for n in ast.walk(node))
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 value = self.value(node.value)
                 if isinstance(value, list):
@@ -70,7 +74,8 @@ def _kind_of_action(action: str, kwargs: dict, const: Constants):
         case "BooleanOptionalAction":
             return "bool", None, None
         case "DeprecatedAction":
-            return ("gone" if "error_message" in kwargs else "flag"), None, message or "deprecated"
+            refused = "error_message" in kwargs or const.deprecated_raises
+            return ("gone" if refused else "flag"), None, message or const.value(kwargs.get("help")) or "deprecated"
         case "DeprecatedStoreTrueAction":
             return "flag", None, message or "deprecated"
         case "DeprecatedStoreConstAction":
@@ -229,6 +234,8 @@ def vllm(root: Path) -> list[dict]:
                 continue
             names.sort(key=lambda n: not n.startswith("--"))
             star = next((k.value for k in call.keywords if k.arg is None), None)
+            if isinstance(star, ast.Dict):  # **{**kwargs["field"], "default": …}
+                star = next((v for k, v in zip(star.keys, star.values, strict=True) if k is None), star)
             if isinstance(star, ast.Subscript) and isinstance(star.value, ast.Name):
                 note = classes.get(groups.get(star.value.id, ""), {}).get(ast.literal_eval(star.slice), "str")
                 entry = {"n": names} | _vllm_kind(note, aliases)
