@@ -141,7 +141,8 @@ inode=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
         awk -v p=":$hex" '$4 == "0A" && substr($2, length($2) - 4) == p {print $10; exit}')
 if [ -z "$inode" ]; then echo free; else
   echo busy
-  dir=$(ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v s="socket:[$inode]" '/^\\/proc/ {d = $1} index($0, s) {print d; exit}')
+  dir=$(ls -l /proc/[0-9]*/fd 2>/dev/null |
+        awk -v s="socket:[$inode]" '/^\\/proc/ {d = $1} index($0, s) {print d; exit}')
   pid=${dir#/proc/}; pid=${pid%%/*}
   [ -z "$pid" ] || { echo "$pid"; tr '\\0\\n' '  ' < "/proc/$pid/cmdline"; echo; }
 fi""", _port),

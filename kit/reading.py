@@ -10,7 +10,7 @@ from kit import health, metrics, project, store
 from kit.engines import engine
 from kit.errors import PlanError
 from kit.following import recent
-from kit.report import report as write_report
+from kit.pages import report as write_report
 from kit.seams import Host
 from kit.spec import Experiment
 from kit.store import Run

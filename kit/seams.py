@@ -119,7 +119,7 @@ class Acceptance:
     def __sub__(self, before: Acceptance) -> Acceptance:
         pad = before.per_position + (0.0,) * (len(self.per_position) - len(before.per_position))
         return Acceptance(self.steps - before.steps, self.drafted - before.drafted, self.accepted - before.accepted,
-                          tuple(a - b for a, b in zip(self.per_position, pad)))
+                          tuple(a - b for a, b in zip(self.per_position, pad, strict=False)))
 
     @property
     def accept_length(self) -> float | None:

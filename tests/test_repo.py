@@ -17,21 +17,24 @@ SHIPPED = [p for p in KIT if "remote" in p.parts and p.name != "__init__.py"]
 
 # Lower layers know nothing of higher ones. A package stands for all its modules.
 LAYERS = [
-    {"errors", "project"},
-    {"command", "spec", "findings", "seams", "registry", "words", "shipping"},
-    {"facts", "modelfacts", "engines", "supervisors", "compat", "lint"},
-    {"surveys", "checks", "workload", "metrics", "analysis", "verdict"},
-    {"steps", "planning"},
-    {"alive", "sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session"},
+    {"errors", "project", "words", "alive"},
+    {"command", "spec", "findings", "registry", "shipping"},
+    {"seams"},
+    {"facts", "modelfacts", "engines", "supervisors", "lint", "diagnose"},
+    {"compat", "memory", "surveys", "workload", "metrics", "analysis"},
+    {"checks", "verdict", "steps"},
+    {"planning"},
+    {"sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session", "httpreader"},
     {"rehearsal", "rehearsal_server", "sshhost"},
     {"host", "job", "plots", "sources", "store", "launches"},
-    {"following", "surveying", "checking", "report"},
+    {"following", "surveying", "checking", "pages"},
     {"health"},
     {"applying"},
     {"benching"},
     {"verbs", "reading"},
     {"ui", "ui_controls"},
     {"widgets"},
+    {"compat_cli", "lint_cli", "diagnose_cli"},
     {"__init__", "demo", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}
@@ -41,7 +44,7 @@ ONLY_IN = {
     "fabric": {"host"}, "paramiko": {"host"}, "invoke": {"host"},
     "asyncssh": {"rehearsal_server", "rehearsal_session"}, "ipywidgets": {"ui", "ui_controls"}, "IPython": set(),
     "threading": {"host", "sshhost", "channels", "tunnel", "job"}, "subprocess": {"rehearsal", "alive"},
-    "socket": {"host", "tunnel"}, "plotly": {"plots", "report"}, "papermill": {"demo"},
+    "socket": {"host", "tunnel"}, "plotly": {"plots", "pages"}, "papermill": {"demo"},
 }
 
 
@@ -97,6 +100,11 @@ def test_every_exported_name_is_there_and_in_the_readme():
         assert hasattr(kit, name)
         assert f"kit.{name}" in readme, f"kit.{name} is not in the README"
     assert list(kit.__all__) == sorted(kit.__all__)
+
+
+def test_no_module_hides_a_function_of_the_same_name():
+    import kit
+    assert not {p.stem for p in KIT if p.parent.name == "kit"} & set(kit.__all__) - {"metrics", "plots"}
 
 
 def test_environment_yml_and_pyproject_name_the_same_packages_and_bounds():

@@ -10,7 +10,7 @@ from test_analysis import cell, eagle, texts
 
 from kit import analysis
 from kit.errors import KitError
-from kit.report import report
+from kit.pages import report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
