@@ -97,8 +97,9 @@ class Web:
 
     def __init__(self, settings):
         tls = ssl.create_default_context()      # honours SSL_CERT_FILE and SSL_CERT_DIR
-        for name in (settings.get("cert"), os.environ.get("REQUESTS_CA_BUNDLE"), os.environ.get("CURL_CA_BUNDLE")):
-            if name and os.path.isfile(name):
+        more = {settings.get("cert"), os.environ.get("REQUESTS_CA_BUNDLE"), os.environ.get("CURL_CA_BUNDLE")}
+        for name in more - {None, os.environ.get("SSL_CERT_FILE")}:
+            if os.path.isfile(name):
                 tls.load_verify_locations(name)
         handlers = [urllib.request.HTTPSHandler(context=tls), SameHostOnly()]
         if settings.get("proxy"):
