@@ -49,8 +49,9 @@ def tools(exp: Experiment, now: Survey, extra: tuple[str, ...] = ()) -> list[Ste
         found = ".".join(map(str, now.python)) if now.python else "none"
         raise PlanError(f"the kit needs Python 3.9 or newer on the host; {exp.host.python} is {found}", where=now.host,
                         next="name another one in the config: host.python")
+    hub = "hf" in {c.scheme for c in (exp.target, exp.drafter) if c}
     names = (*supervisor(exp.host.supervisor).shipped, *engine(exp.engine.name).shipped, "runtime.py", "load.py",
-             "fetch.py", *extra)
+             "fetch.py", *(("hub_fetch.py",) if hub else ()), *extra)
     return [Write(shipping.path(n, now.root), shipping.content(n),
                   "another version is there" if n in now.shipped else "the kit's own program is not there yet")
             for n in dict.fromkeys(names) if now.shipped.get(n) != shipping.sha256(n)]

