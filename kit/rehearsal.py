@@ -4,8 +4,8 @@
     python -m kit.rehearsal status      # start | stop | status  [--folder F]
 
 It is `kit.rehearsal_server` (AsyncSSH) in a process of its own, which outlives
-the kernel that started it. All it owns lies in one folder, `.rehearsal` beside
-pyproject.toml: `home/` is the host's $HOME, `keys/` are throw-away, `ssh_config`
+the kernel that started it. All it owns lies in one folder, `.rehearsal` in the
+project's: `home/` is the host's $HOME, `keys/` are throw-away, `ssh_config`
 works with ssh, scp and rsync too: `ssh -F .rehearsal/ssh_config rehearsal`.
 Whoever has the client key is you: it is no sandbox.
 
@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit import project
 from kit.alive import identity
 from kit.errors import HostError, KitError
 
@@ -71,11 +72,10 @@ class RehearsalInfo:
 
 
 def default_folder() -> Path:
-    """$SPECBOOK_REHEARSAL, else .rehearsal in the nearest folder above that holds pyproject.toml, else here."""
+    """$SPECBOOK_REHEARSAL, else .rehearsal in the project's folder (see kit.project)."""
     if named := os.environ.get("SPECBOOK_REHEARSAL"):
         return Path(named).expanduser().absolute()
-    here = Path.cwd()
-    return next((p for p in (here, *here.parents) if (p / "pyproject.toml").is_file()), here) / ".rehearsal"
+    return project.root() / ".rehearsal"
 
 
 def status(folder: str | Path | None = None) -> RehearsalInfo:
@@ -163,7 +163,7 @@ def _end(pid: int) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kit.rehearsal", description="The embedded SSH host.")
     parser.add_argument("what", choices=("start", "stop", "status"))
-    parser.add_argument("--folder", help="default: .rehearsal beside pyproject.toml")
+    parser.add_argument("--folder", help="default: .rehearsal in the project's folder")
     args = parser.parse_args(argv)
     try:
         print({"start": start, "stop": stop, "status": status}[args.what](args.folder))

@@ -1,5 +1,7 @@
 """Fixtures that several tests share."""
 
+import os
+
 import pytest
 
 
@@ -15,7 +17,8 @@ def rehearsal_host(tmp_path_factory):
     from kit.host import connect
 
     folder = tmp_path_factory.mktemp("rehearsal") / "it's a \"100 %\" folder"
-    host = connect("rehearsal", ssh_config=rehearsal.start(folder).ssh_config)
+    os.environ["SPECBOOK_REHEARSAL"] = str(folder)      # for the processes that tests start, too
+    host = connect("rehearsal")
     yield host
     host.close()
     rehearsal.stop(folder)

@@ -106,9 +106,10 @@ def test_connect_starts_it_where_the_environment_says(folder, monkeypatch):
     host.close()
 
 
-def test_without_the_environment_it_lives_beside_pyproject(tmp_path, monkeypatch):
+def test_without_the_environment_it_lives_in_the_projects_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("SPECBOOK_REHEARSAL", raising=False)
-    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "notebooks").mkdir()
     (tmp_path / "a/b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a/b")
     assert rehearsal.default_folder() == tmp_path / ".rehearsal"

@@ -1,0 +1,128 @@
+"""Plans are pure: facts in, steps with reasons out. The host here is only a value."""
+
+from dataclasses import replace
+
+import pytest
+
+from kit import project, shipping
+from kit.engines import engine
+from kit.errors import PlanError, PortBusy
+from kit.facts import Holder, Present
+from kit.planning import plan, tools
+from kit.seams import UnitState
+from kit.spec import Experiment
+from kit.surveys import Survey
+
+EXP = Experiment.load(project.root() / "configs" / "micro.yaml")
+BARE = Survey(host="h", root="/r", hostname="h", user="u", os="Linux", boot_id="b", clock_s=0, python=(3, 11, 0),
+              cpu=(2, "x"), load=0.0, mem_free_mib=1, disk_free_mib=1, gpus=(), systemd=False, port=8102,
+              port_holder=None, shipped={}, engines={}, models={}, units=())
+ENGINE = engine("llamacpp").python(EXP, "/r").split("/")[-3]
+
+
+def there(*checkpoints):
+    """Complete model folders for these checkpoints."""
+    return {c.slug: Present({"files": {"f": {"size": 1, "sha256": c.sha256 or "00"}}}, {"f": 1}) for c in checkpoints}
+
+
+def furnished(exp=EXP):
+    """A host where all is installed and fetched, and nothing runs."""
+    names = [step.path.rsplit("/", 1)[-1] for step in tools(exp, BARE)]
+    return replace(BARE, shipped={n: shipping.sha256(n) for n in names}, engines={ENGINE: {}},
+                   models=there(exp.target, exp.drafter))
+
+
+def serving(exp=EXP, **changes):
+    """The same, with this arm's service up."""
+    unit = engine("llamacpp").service(exp, "/r")
+    state = UnitState(unit.name, "active", "running", digest=unit.digest, port=unit.port, about=unit.about)
+    return replace(furnished(exp), port_holder=Holder(7, "python"), units=(replace(state, **changes),))
+
+
+def verbs(steps):
+    return [f"{verb} {subject}" for verb, subject, _ in steps.rows()]
+
+
+def test_on_a_bare_host_everything_is_brought_first_and_healthy_comes_last():
+    steps = plan(EXP.arm("eagle3"), BARE)
+    kinds = [v.split()[0] for v in verbs(steps)]
+    assert [k for i, k in enumerate(kinds) if k not in kinds[:i]] == ["write", "run", "fetch", "check", "start", "healthy"]
+    assert kinds.count("fetch") == 2 and all(why for _, _, why in steps.rows())
+
+
+def test_the_second_plan_says_nothing_to_do():
+    assert not plan(EXP, serving()).steps
+    assert "nothing to do" in repr(plan(EXP, serving()))
+
+
+def test_the_baseline_needs_no_drafter():
+    assert verbs(plan(EXP, furnished())) == ["start micro-baseline", "healthy micro-baseline"]
+
+
+def test_another_arm_on_the_port_is_stopped_by_a_visible_step():
+    steps = plan(EXP.arm("eagle3"), serving())
+    assert verbs(steps) == ["check micro-eagle3", "stop micro-baseline", "start micro-eagle3", "healthy micro-eagle3"]
+
+
+def test_changed_settings_replace_the_service():
+    steps = plan(EXP.with_(**{"serve.context": 1024}), serving())
+    assert verbs(steps) == ["stop micro-baseline", "start micro-baseline", "healthy micro-baseline"]
+    assert "settings changed" in steps.steps[0].why
+
+
+def test_a_stranger_on_the_port_is_named_and_never_stopped():
+    with pytest.raises(PortBusy, match="pid 4242 .nginx"):
+        plan(EXP, replace(furnished(), port_holder=Holder(4242, "nginx")))
+    with pytest.raises(PortBusy, match="another user"):
+        plan(EXP, replace(furnished(), port_holder=Holder(0, "")))
+
+
+@pytest.mark.parametrize("state, why", [
+    (UnitState("micro-baseline", "failed", "failed", "exit-code"), "failed (exit-code)"),
+    (UnitState("micro-baseline", "inactive", "dead", "success"), "it is inactive"),
+    (None, "not installed"),
+])
+def test_a_service_that_is_down_is_started_and_the_reason_says_how_it_was(state, why):
+    now = replace(furnished(), units=(state,) if state else ())
+    assert why in plan(EXP, now).steps[0].why
+
+
+@pytest.mark.parametrize("present, why", [
+    (None, "not on the host"),
+    (Present(None, {"x.part": 5}), "incomplete there (5 bytes"),
+    (Present({"files": {"f": {"size": 9, "sha256": "00"}}}, {"f": 5}), "incomplete there (5 bytes"),
+    (Present({"files": {"f": {"size": 5, "sha256": "11"}}}, {"f": 5}), "another version"),
+])
+def test_a_checkpoint_is_fetched_for_a_stated_reason(present, why):
+    exp = EXP.with_(**{"target.sha256": "a" * 64})
+    now = replace(furnished(exp), models={exp.target.slug: present} if present else {})
+    assert why in plan(exp, now, "fetched").steps[0].why
+
+
+def test_another_version_of_our_programs_is_replaced():
+    now = replace(furnished(), shipped={**furnished().shipped, "load.py": "0" * 64})
+    assert verbs(plan(EXP, now, "fetched")) == ["write /r/bin/load.py"]
+
+
+@pytest.mark.parametrize("python", [None, (3, 8, 10)])
+def test_a_host_without_a_fitting_python_is_refused(python):
+    with pytest.raises(PlanError, match="Python 3.9"):
+        plan(EXP, replace(BARE, python=python))
+
+
+def test_stop_stops_all_arms_and_jobs_of_this_experiment_and_nothing_else():
+    mine, other = serving().units[0], UnitState("x", "active", about={"experiment": "other"})
+    assert verbs(plan(EXP, replace(serving(), units=(mine, other)), "stopped")) == ["stop micro-baseline"]
+    assert not plan(EXP, furnished(), "stopped").steps
+
+
+def test_undo_leaves_what_other_experiments_use():
+    other = UnitState("x", "active", about={"experiment": "other"})
+    steps = plan(EXP, replace(serving(), units=(*serving().units, other)), "removed")
+    assert verbs(steps) == ["stop micro-baseline", "forget micro-baseline"]
+
+
+def test_undo_alone_on_the_host_removes_every_folder_of_ours_and_then_nothing_is_to_do():
+    removed = [v for v in verbs(plan(EXP, serving(), "removed")) if v.startswith("remove")]
+    assert removed == [f"remove /r/{name}" for name in ("units", "models", "engines", "runs", "bin")]
+    assert not plan(EXP, BARE, "removed").steps
