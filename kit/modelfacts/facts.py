@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Packaging = Literal["plain", "eagle", "eagle3", "dflash", "dspark", "unknown"]
 
@@ -98,6 +98,7 @@ class ModelFacts:
     quantization       "", or as named in the file: fp8, awq, compressed-tensors, q8_0 …
     tensors            name → Tensor of the headers that were read, in Hugging Face's names for heads
     files              name → size of everything in the folder
+    config             config.json as it is written ({} of a GGUF), for rules that need a rare key
     """
 
     name: str
@@ -151,6 +152,7 @@ class ModelFacts:
     weight_bytes: int | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     files: Mapping[str, int] = field(default_factory=dict, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     problems: tuple[Problem, ...] = ()
 
     @property

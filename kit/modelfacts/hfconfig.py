@@ -127,7 +127,7 @@ def from_config(config: Mapping[str, Any], weights: Weights, *, name: str, reade
         has_t2d=shapes.has("t2d") if known else None, fc_in=shapes.fc_in, fc_out=shapes.fc_out, qkv_in=shapes.qkv_in,
         fc_bias=shapes.has("fc.bias") if shapes.fc_in else None, naming=shapes.naming,
         base_models=tuple(filter(None, [text(fields.get("base_model", "target_model", "base_model_name_or_path"))])),
-        weight_bytes=weights.weight_bytes, tensors=weights.tensors, problems=tuple(problems))
+        weight_bytes=weights.weight_bytes, tensors=weights.tensors, config=config, problems=tuple(problems))
 
 
 def _first(value: Any) -> Any:
