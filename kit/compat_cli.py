@@ -75,13 +75,14 @@ def _report(args: argparse.Namespace, host: Host | None) -> Report:
     except HostError as e:
         return stop("host", e)
     facts: dict[str, ModelFacts | None] = {"target": None, "drafter": None}
-    for role, where in (("target", args.target), ("drafter", args.drafter)):
+    for role, where in (("drafter", args.drafter), ("target", args.target)):
         try:
+            # only a whole model drafts through its own vocabulary, which takes a second to read
             facts[role] = read_model(reader(where, host), tokenizer=algorithm in ("", "draft")) if where else None
         except KitError as e:
             return stop(f"{role}-readable", e)
-    drafter = facts["drafter"]
-    algorithm = algorithm or (FOR_PACKAGING.get(drafter.packaging, "none") if drafter else "none")
+        drafter = facts["drafter"]
+        algorithm = algorithm or (FOR_PACKAGING.get(drafter.packaging, "none") if drafter else "none")
     report = check_pair(facts["target"], drafter, engine=there.engine, algorithm=algorithm, context=args.context,
                         tp=args.tp, support=there.support)
     return Report((*there.findings, *report.findings), report.title)

@@ -46,6 +46,7 @@ def _table(engine: str) -> dict:
     return json.loads(file.read_text()) if file.is_file() else {"versions": [], "classes": {}}
 
 
+@cache
 def from_table(engine: str, version: Version | None) -> Support | None:
     """Of a release; None when the table cannot tell (no version said, too old, too new, no table)."""
     data = _table(engine)

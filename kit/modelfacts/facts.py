@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Packaging = Literal["plain", "eagle", "eagle3", "dflash", "dspark", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor of a header. `shape` is row-major ([out, in] of a linear layer), whatever the format says."""
 
     dtype: str

@@ -13,7 +13,7 @@ from kit.modelfacts.draftmap import read_draft_map
 from kit.modelfacts.facts import ModelFacts, Packaging, Rope, Tensor
 from kit.modelfacts.gguf import Gguf, read_gguf
 from kit.modelfacts.readers import Reader
-from kit.modelfacts.safetensors import Weights
+from kit.modelfacts.safetensors import Names, Weights
 
 HEADS: Mapping[str, Packaging] = {"eagle3": "eagle3", "eagle": "eagle", "dflash": "dflash", "dspark": "dspark"}
 # GGUF's tensor names in the words of the heads that are published on the hub
@@ -39,7 +39,7 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
     kind = HEADS.get(arch, "plain")
     written = ids(meta.get(f"{arch}.target_layers"), least=0)
     tensors = {_name(n): t for n, t in gguf.tensors.items()}
-    weights = Weights(frozenset(tensors), tensors, {_name(n): (file, at) for n, at in gguf.starts.items()})
+    weights = Weights(Names(tensors), tensors, {_name(n): (file, at) for n, at in gguf.starts.items()})
     fc, head = _shape(tensors, "fc.weight"), _shape(tensors, "lm_head.weight")
     heads, hidden = number_of("attention.head_count"), number_of("embedding_length")
     template = meta.get("tokenizer.chat_template")

@@ -14,7 +14,7 @@ from typing import Any
 from kit.modelfacts.facts import Packaging
 from kit.modelfacts.safetensors import Weights
 
-FIRST_LAYER = r"(midlayer|layers\.0)\.self_attn\."
+QUERY = r"(midlayer|layers\.0)\.self_attn\.(q_proj|qkv_proj|q_a_proj|fused_qkv_a_proj_with_mqa)\.weight"
 
 
 class Shapes:
@@ -24,11 +24,16 @@ class Shapes:
         self.names, self.tensors, self.layers = weights.names, weights.tensors, layers
 
     def has(self, tail: str) -> bool:
-        return any(n == tail or n.endswith("." + tail) for n in self.names)
+        return any(n == tail or n.endswith("." + tail) for n in self.names.having(tail))
 
-    def shape(self, pattern: str) -> tuple[int, ...]:
-        found = next((t.shape for n, t in self.tensors.items() if re.search(rf"(^|\.){pattern}$", n)), ())
-        return found
+    def shape(self, part: str, pattern: str) -> tuple[int, ...]:
+        """Of the first opened tensor whose name contains `part` and ends as the pattern says."""
+        found = (n for n in self.names.having(part) if n in self.tensors and re.search(rf"(^|\.){pattern}$", n))
+        return next((self.tensors[n].shape for n in found), ())
+
+    def matrix(self, part: str, pattern: str) -> tuple[int | None, int | None]:
+        shape = self.shape(part, pattern)
+        return (shape[0], shape[1]) if len(shape) == 2 else (None, None)
 
     @property
     def has_embed(self) -> bool:
@@ -40,30 +45,26 @@ class Shapes:
 
     @property
     def lm_head_rows(self) -> int | None:
-        shape = self.shape(r"lm_head\.weight")
-        return shape[0] if len(shape) == 2 else None
+        return self.matrix("lm_head.", r"lm_head\.weight")[0]
 
     @property
     def fc_in(self) -> int | None:
-        shape = self.shape(r"fc\.weight")
-        return shape[1] if len(shape) == 2 else None
+        return self.matrix("fc.", r"fc\.weight")[1]
 
     @property
     def fc_out(self) -> int | None:
-        shape = self.shape(r"fc\.weight")
-        return shape[0] if len(shape) == 2 else None
+        return self.matrix("fc.", r"fc\.weight")[0]
 
     @property
     def qkv_in(self) -> int | None:
         """Input width of the first attention layer: EAGLE-3 feeds it embedding and features side by side."""
-        shape = self.shape(FIRST_LAYER + r"(q_proj|qkv_proj|q_a_proj|fused_qkv_a_proj_with_mqa)\.weight")
-        return shape[1] if len(shape) == 2 else None
+        return self.matrix("self_attn.", QUERY)[1]
 
     @property
     def naming(self) -> str:
         """Whose names the first layer has."""
         for dialect in ("midlayer.", "layers.0.", "model.layers.0."):
-            if any(n.startswith(dialect) for n in self.names):
+            if any(n.startswith(dialect) for n in self.names.having(dialect)):
                 return dialect.rstrip(".")
         return ""
 
@@ -72,7 +73,8 @@ class Shapes:
         """Tensors of a layer past the last one, or under an `mtp` module."""
         extra = rf"(^|\.)layers\.{self.layers}\." if self.layers else r"(?!)"
         pattern = re.compile(rf"{extra}|(^|\.)mtp(_layers|_block)?\.")
-        return any(pattern.search(n) for n in self.names)
+        near = (f"layers.{self.layers}.", "mtp")
+        return any(pattern.search(n) for part in near for n in self.names.having(part))
 
 
 def classify(config: Mapping[str, Any], fields: Any, weights: Weights) -> tuple[Packaging, str, bool]:

@@ -5,10 +5,10 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kit.modelfacts.bounded import HUGE, Malformed, parse_object
 from kit.modelfacts.facts import Problem, Tensor
@@ -23,8 +23,9 @@ INDEX = ".safetensors.index.json"
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
         "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}
 
-# Names that decide something; of a large model only the shards that hold one of these are opened.
-TELLING = re.compile(r"(^|\.)(embed_tokens|lm_head|fc|d2t|t2d)(\.|$)|(^|\.)(midlayer|layers\.0)\.self_attn\.")
+# Parts of names that decide something; of a large model only the shards that hold one of these are opened.
+TELLING = ("embed_tokens.", "tok_embeddings.", "wte.", "lm_head.", "fc.", "d2t", "t2d", "midlayer.",
+           "layers.0.self_attn.")
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,40 @@ class Header:
     covered: int                  # weight bytes
 
 
+class Names(tuple):
+    """Tensor names of a checkpoint: a million of them are searched as one text, not one by one."""
+
+    @cached_property
+    def _text(self) -> str:
+        # single experts are nine names in ten of a large model, and decide nothing
+        return "\n" + "\n".join(n for n in self if ".experts." not in n) + "\n"
+
+    @cached_property
+    def _found(self) -> dict[str, list[str]]:
+        return {}
+
+    def having(self, part: str) -> list[str]:
+        """Names that contain `part`, at most a few thousand.
+
+        >>> Names(["model.lm_head.weight", "norm.weight"]).having("lm_head.")
+        ['model.lm_head.weight']
+        """
+        if part in self._found:
+            return self._found[part]
+        text, found, at = self._text, [], 0
+        while len(found) < 4096 and (at := text.find(part, at)) >= 0:
+            end = text.index("\n", at)
+            found.append(text[text.rindex("\n", 0, at) + 1:end])
+            at = end
+        self._found[part] = found
+        return found
+
+
 @dataclass
 class Weights:
     """What a folder's headers say. `names` is complete where an index or every header was read."""
 
-    names: frozenset[str] = frozenset()
+    names: Names = Names()
     tensors: dict[str, Tensor] = field(default_factory=dict)
     place: dict[str, tuple[str, int]] = field(default_factory=dict)    # tensor → (file, offset)
     weight_bytes: int | None = None
@@ -82,21 +112,31 @@ def parse_header(data: bytes, end: int, file_size: int | None) -> Header:
             continue
         try:
             dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            good = type(begin) is int and type(stop) is int and 0 <= begin <= stop and type(dtype) is str
-            good = good and type(shape) is list and len(shape) <= 16
-            good = good and all(type(n) is int and 0 <= n < HUGE for n in shape)
+            bits, size = BITS.get(dtype), _elements(shape)
+            if type(begin) is not int or type(stop) is not int or not 0 <= begin <= stop or type(dtype) is not str:
+                raise ValueError
         except (TypeError, KeyError, ValueError):
-            good = False
-        if not good:
-            raise Malformed(f"tensor {name[:80]!r} has no believable dtype, shape and offsets")
-        bits = BITS.get(dtype)
-        if bits and math.prod(shape) * bits != (stop - begin) * 8:
+            raise Malformed(f"tensor {name[:80]!r} has no believable dtype, shape and offsets") from None
+        if bits and size * bits != (stop - begin) * 8:
             raise Malformed(f"tensor {name[:80]!r}: {dtype} {shape} does not fill its byte range")
-        covered = max(covered, stop)
+        if stop > covered:
+            covered = stop
         tensors[name], starts[name] = Tensor(dtype, tuple(shape)), end + begin
     if file_size is not None and end + covered > file_size:
         raise Malformed(f"its tensors need {end + covered} bytes, the file holds {file_size}: cut short")
     return Header(tensors, starts, covered)
+
+
+def _elements(shape: list) -> int:
+    """Of a tensor; ValueError for what is no shape."""
+    size = 1
+    if type(shape) is not list or len(shape) > 16:
+        raise ValueError
+    for n in shape:
+        if type(n) is not int or not 0 <= n < HUGE:
+            raise ValueError
+        size *= n
+    return size
 
 
 def read_weights(reader: Reader, every: bool = False) -> Weights:
@@ -110,15 +150,14 @@ def read_weights(reader: Reader, every: bool = False) -> Weights:
     if index:
         placed = _read_index(reader, index, weights)
         if placed is not None:
-            weights.names = frozenset(placed)
+            weights.names = Names(placed)
             missing = sorted(set(placed.values()) - files.keys() - {s.removesuffix(STAND_IN) for s in shards})
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 weights.problems.append(Problem(missing[0], f"named by {index} but not there{more}"))
-            wanted = [s for s in shards if s.removesuffix(STAND_IN) in set(placed.values())]
-            if not every:
-                telling = {placed[n] for n in placed if TELLING.search(n)}
-                wanted = [s for s in wanted if s.removesuffix(STAND_IN) in telling]
+            telling = (n for part in TELLING for n in weights.names.having(part))
+            named = set(placed.values()) if every else {placed[n] for n in telling}
+            wanted = [s for s in shards if s.removesuffix(STAND_IN) in named]
     elif len(shards) > 1:
         weights.problems += _gaps(shards)
     for shard in wanted[:MOST_SHARDS]:
@@ -130,7 +169,7 @@ def read_weights(reader: Reader, every: bool = False) -> Weights:
         weights.tensors |= header.tensors
         weights.place |= {n: (shard, header.starts[n]) for n in header.tensors if n.rsplit(".", 1)[-1] == "d2t"}
     if not index:
-        weights.names = frozenset(weights.tensors)
+        weights.names = Names(weights.tensors)
     if shards:
         weights.weight_bytes = sum(files[s] for s in shards if not s.endswith(STAND_IN)) or None
     return weights
@@ -145,10 +184,10 @@ def _read_index(reader: Reader, name: str, weights: Weights) -> dict[str, str] |
     except Malformed as e:
         weights.problems.append(Problem(name, str(e)))
         return None
-    if not isinstance(placed, dict) or not all(type(v) is str for v in placed.values()):
+    if not isinstance(placed, dict) or {type(v) for v in placed.values()} - {str}:
         weights.problems.append(Problem(name, "has no weight_map of tensor to file"))
         return None
-    strange = sorted({v for v in placed.values() if not v.endswith(".safetensors") or "/" in v or "\\" in v})
+    strange = sorted(v for v in set(placed.values()) if not v.endswith(".safetensors") or "/" in v or "\\" in v)
     if strange:
         weights.problems.append(Problem(name, f"points at {strange[0][:80]!r}, which is no shard of this folder"))
         placed = {k: v for k, v in placed.items() if v not in strange}
