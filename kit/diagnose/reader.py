@@ -1,0 +1,123 @@
+"""Reads a log of any size in bounded memory: blocks of bytes in, numbered lines out.
+
+Takes off what a transport adds: journal JSON, Docker's JSON files, carriage
+returns of progress bars, ANSI escapes. What a launcher writes in front of a
+line (containers, Ray, journals) is left to `kit.diagnose.shapes`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+BLOCK = 1 << 20         # bytes read at once
+LONGEST = 1 << 16       # bytes kept of one line; the rest of it is dropped
+ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Lines of one block. `numbers` count newlines, as an editor does; `times_s` is the transport's own clock."""
+
+    numbers: Sequence[int]
+    lines: list[bytes]
+    times_s: Sequence[float | None] | None = None
+
+
+def batches(stream: BinaryIO) -> Iterator[Batch]:
+    """The stream's lines, block by block.
+
+    >>> import io
+    >>> [b.lines for b in batches(io.BytesIO(b"0%\\r100%\\nready\\n"))]
+    [[b'0%', b'100%', b'ready']]
+    """
+    number, rest, skipping = 1, b"", False
+    while block := stream.read(BLOCK):
+        data = rest + block
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        whole, rest = data[:cut], data[cut:]
+        if skipping and cut:    # the end of a line whose beginning was given out already
+            gone = min((i for i in (whole.find(b"\n"), whole.find(b"\r")) if i >= 0)) + 1
+            number += whole[:gone].count(b"\n")
+            whole, skipping = whole[gone:], False
+        elif skipping:
+            rest = b""
+        if whole:
+            yield _batch(whole, number)
+            number += whole.count(b"\n")
+        if len(rest) > BLOCK:
+            yield _batch(rest[:LONGEST], number)
+            rest, skipping = b"", True
+    if rest and not skipping:
+        yield _batch(rest, number)
+
+
+def grouped(lines: Iterable[Any], size: int = 2000) -> Iterator[Batch]:
+    """Batches of lines that are there already: text, bytes, or `kit.seams.LogLine`s (text with a time)."""
+    taken, times, numbers, number = [], [], [], 0
+    for line in lines:
+        text, time_s = (line, None) if isinstance(line, str | bytes) else (line.text, line.time_s)
+        raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        number += 1
+        for piece in _records(raw.rstrip(b"\n"), time_s):
+            taken.append(piece[1]), times.append(piece[0]), numbers.append(number)
+        if len(taken) >= size:
+            yield Batch(numbers, taken, times)
+            taken, times, numbers = [], [], []
+    yield Batch(numbers, taken, times)
+
+
+def _batch(whole: bytes, first: int) -> Batch:
+    if b"\x1b" in whole:
+        whole = ANSI.sub(b"", whole)
+    lines = whole.removesuffix(b"\n").split(b"\n")
+    plain = b"\r" not in whole and not any(line.startswith((b"{", b" {")) for line in lines)
+    if plain:
+        return Batch(range(first, first + len(lines)), lines)
+    taken, times, numbers = [], [], []
+    for number, line in enumerate(lines, first):
+        for time_s, piece in _records(line, None):
+            taken.append(piece), times.append(time_s), numbers.append(number)
+    return Batch(numbers, taken, times)
+
+
+def _records(line: bytes, time_s: float | None) -> Iterator[tuple[float | None, bytes]]:
+    """One raw line as what was written: a record of JSON unwrapped, a progress bar taken apart."""
+    record = _json(line) if line.lstrip()[:1] == b"{" else None
+    if record is not None:
+        time_s, line = record
+    for piece in (line.splitlines() if b"\n" in line or b"\r" in line else [line]):
+        yield time_s, ANSI.sub(b"", piece) if b"\x1b" in piece else piece
+
+
+def _json(line: bytes) -> tuple[float | None, bytes] | None:
+    """(seconds since the epoch, message) of a record by journalctl -o json or by Docker; None for any other text."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    if isinstance(record.get("log"), str) and "stream" in record:
+        return None, record["log"].encode("utf-8", "replace").rstrip(b"\n")
+    if "MESSAGE" not in record and "__CURSOR" not in record and "_BOOT_ID" not in record:
+        return None
+    micros = record.get("__REALTIME_TIMESTAMP")
+    time_s = int(micros) / 1e6 if isinstance(micros, str) and micros.isdecimal() and len(micros) < 20 else None
+    who = record.get("SYSLOG_IDENTIFIER")
+    front = b"kernel: " if who == "kernel" else b""     # its lines are read as evidence of another kind
+    return time_s, front + _message(record.get("MESSAGE"))
+
+
+def _message(value: Any) -> bytes:
+    """journald writes text, a list of byte numbers for text that is not printable, or null for what is too long."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    if isinstance(value, list) and all(isinstance(n, int) and 0 <= n < 256 for n in value):
+        return bytes(value)
+    if isinstance(value, list):     # a field that was given several times
+        return b"\n".join(_message(part) for part in value if isinstance(part, str | list))
+    return b""

@@ -1,0 +1,146 @@
+"""Lines that differ only in their digits have one shape, and each shape is read once.
+
+A server writes a few dozen kinds of lines, millions of times. A line with its
+digits made 0 is the key of a cache that tells which marks it bears and where
+its numbers stand, so a line known by shape costs one look-up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from kit.diagnose.marks import Mark
+
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
+HEX = bytes.maketrans(b"123456789abcdef", b"0" * 15)
+MOST = 16 << 20         # bytes of keys kept at once
+READ = 4096             # bytes of a line in which marks are looked for
+
+Span = tuple[int, int]
+
+_SGLANG = re.compile(rb"\[(0000-00-00 00:00:00(?:\.0+)?)((?: [A-Z_]{2,9}0+)*)\] ?")
+_VLLM = re.compile(rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (00-00 00:00:00) \[[^\]\n]{1,80}\] ?")
+_LLAMA = re.compile(rb"^(0+\.00\.000\.000) [A-Z] ")
+_ISO = re.compile(rb"^\[?(0000-00-00[T ]00:00:00(?:[.,]0+)?)(?:Z|[+-]00:?00)?\]? ?")
+_SYSLOG = re.compile(rb"^([A-Z][a-z]{2} [ 0]0 00:00:00) [\w.-]+ ")
+_CLOCK = re.compile(rb"^(00:00:00) ")
+_FRONT = re.compile(rb"^\s*(?:[\w.-]+ +\| |[\w.-]+ >> |[\w.@-]+\[0+\]: ?|(?:stdout|stderr) [FP] |\[rank0+\]: ?"
+                    rb"|\((?P<actor>\w+)[^()\n]{0,40}pid=0+[^()\n]{0,40}\) )")
+_REQUEST = re.compile(rb"(?:\[\w+\] )?(?:Receive: |Finish: |Received request |Added request )")
+# Words one of which is in every line that a mark can match; a line with none of them is not searched further.
+_NEWS = re.compile(
+    rb"rror|xcept|raceback|ssert|ail|illed|emory|OOM|oom|apture|aptur|Load|load|KV|SIG|sig|NaN|CCL|nccl"
+    rb"|rocess|exit|imed out|imeout|estart|tarted|tart|throughput|atch|accept|erver|not |ptimiz|File \"|%|Xid"
+    rb"|Detected|Bound|inja|raph|memory|--|Device|distributed|Operation|max_total|rank|llama|tree_|Init|via "
+    rb"|xllama|listening|Suspending|topped|topping|vLLM|engine|Spec|device|num_")
+
+
+class Seen(NamedTuple):
+    """A mark on a line, and where its groups stand."""
+
+    mark: Mark
+    spans: tuple[Span, ...]
+    exact: re.Pattern[bytes] | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """start: where the message begins; clock: what kind of time it bears; who: rank or actor that wrote it."""
+
+    seen: tuple[Seen, ...] = ()
+    start: int = 0
+    clock: str = ""
+    stamp: Span = (0, 0)
+    who: Span = (0, 0)
+    front: int = 0          # end of what a launcher put in front
+
+
+class Shapes:
+    """The cache. `of(line, key)` with key = line.translate(ZEROS)."""
+
+    def __init__(self, marks: Iterable[Mark]):
+        self._marks = [(mark, mark.relaxed, mark.exact) for mark in marks]
+        self.known: dict[bytes, Shape] = {}
+        self._boring: dict[bytes, Shape] = {}
+        self._held = 0
+
+    def learn(self, key: bytes) -> Shape:
+        """The shape of a key that is not in `known`; puts it there."""
+        coarse = key[:READ].translate(HEX)      # identifiers in hexadecimal are not news either
+        if (shape := self._boring.get(coarse)) is not None:
+            return shape
+        shape = self._read(key[:READ])
+        self._held += len(key) + len(coarse)
+        if self._held > MOST:
+            self.known.clear()
+            self._boring.clear()
+            self._held = 0
+        self.known[key] = shape
+        if not shape.seen:
+            self._boring[coarse] = shape
+        return shape
+
+    def _read(self, text: bytes) -> Shape:
+        clock, stamp, who, start, front = _prefix(text)
+        body = text[start:]
+        if _REQUEST.match(body) or not _NEWS.search(body):
+            return Shape((), start, clock, stamp, who, front)
+        seen = []
+        for mark, relaxed, exact in self._marks:
+            if m := relaxed.search(body):
+                spans = tuple((a + start, b + start) if a >= 0 else (0, 0) for a, b in m.regs[1:])
+                seen.append(Seen(mark, spans, exact))
+        return Shape(tuple(seen), start, clock, stamp, who, front)
+
+
+def _prefix(text: bytes) -> tuple[str, Span, Span, int, int]:
+    """(kind of clock, its span, who's span, where the message starts, where the launcher's part ends)."""
+    for clock, pattern in (("sglang", _SGLANG), ("vllm", _VLLM), ("llama", _LLAMA)):
+        if m := pattern.search(text):
+            actor = _actor(text[:m.start()]) if clock == "vllm" else m.span(2) if clock == "sglang" else (0, 0)
+            return clock, m.span(1), actor, m.end(), m.start()
+    clock, stamp, who, start = "", (0, 0), (0, 0), 0
+    for _ in range(8):
+        rest = text[start:]
+        for name, pattern in (("iso", _ISO), ("syslog", _SYSLOG), ("clock", _CLOCK), ("", _FRONT)):
+            if m := pattern.match(rest):
+                if name and not clock:
+                    clock, stamp = name, (m.start(1) + start, m.end(1) + start)
+                elif not name and m.start("actor") >= 0:
+                    who = (m.start("actor") + start, m.end("actor") + start)
+                start += m.end()
+                break
+        else:
+            break
+    return clock, stamp, who, start, start
+
+
+def _actor(text: bytes) -> Span:
+    found = list(re.finditer(rb"\((\w+)[^()]{0,40}pid=0+\)", text))
+    return found[-1].span(1) if found else (0, 0)
+
+
+def seconds(clock: str, stamp: bytes) -> float | None:
+    """A stamp as seconds; only differences between two of the same clock mean anything.
+
+    >>> seconds("llama", b"0.01.469.702")
+    1.469702
+    """
+    text = stamp.decode("ascii", "replace").replace(",", ".")
+    try:
+        if clock == "llama":
+            minutes, secs, milli, micro = map(int, text.split("."))
+            return minutes * 60 + secs + milli / 1e3 + micro / 1e6
+        if clock == "vllm":
+            text = "2000-" + text       # without a year; 2000 has a 29th of February
+        elif clock == "clock":
+            text = "2000-01-01 " + text
+        elif clock == "syslog":
+            return datetime.strptime("2000 " + text, "%Y %b %d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,56 @@
+"""`python -m kit diagnose`: read a server's log and say how far it came, and why it stopped.
+
+    python -m kit diagnose server.log --engine sglang==0.5.12.post1
+    journalctl -u sglang -o json | python -m kit diagnose - --json
+
+Exit status: 1 when something failed, 2 when it could not be judged (unknown
+engine, nothing to read, a log whose cause it cannot tell), else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from kit.diagnose import diagnose
+from kit.findings import Finding, Report
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command on its own arguments (without the word `diagnose`); returns the exit status."""
+    parser = argparse.ArgumentParser("kit diagnose", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("log", metavar="LOG", help="file (.gz too), or - for standard input; text or journal JSON")
+    parser.add_argument("--engine", default="", metavar="NAME[==VERSION]", help="found out where it is left out")
+    parser.add_argument("--command", default="", help="the server's command line, where the log does not show it")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    args = parser.parse_args(argv)
+    try:
+        with _opened(args.log) as stream:
+            found = diagnose(stream, args.engine, args.command, title=args.log)
+        report, status = found.report, found.exit_status
+    except (OSError, EOFError) as e:
+        report = Report((Finding("input", "unknown", f"cannot read {args.log}: {e.strerror or e}"[:300],
+                                 fix="correct the path"),), args.log)
+        status = 2
+    print(report.to_json() if args.json else report)
+    return status
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with open(name, "rb") as plain:
+        packed = plain.read(2) == b"\x1f\x8b"
+        if plain.seekable():
+            plain.seek(0)
+        if not packed:
+            yield plain
+            return
+        with gzip.open(plain) as unpacked:
+            yield unpacked
