@@ -91,6 +91,11 @@ def rule(id: str, *engines: str) -> Callable[[Callable[[Case, Say], Iterator[Fin
     return register
 
 
+def breaks_later(finding: Finding) -> bool:
+    """A failure that the engine's own parser lets through, and that ends the launch (or the first request) later."""
+    return finding.why.startswith("accepted by the parser")
+
+
 def capability(gpu: str | None) -> int | None:
     """120 for "sm_120", "sm120", "12.0"; None where it does not read so."""
     if not gpu:

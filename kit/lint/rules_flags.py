@@ -60,7 +60,8 @@ def _hint(case, name: str) -> str:
             return f"use --dsa-{dashed[6:]}"
         if dashed in case.table.by_name:
             return f"write it with dashes: {dashed}"
-    close = difflib.get_close_matches(name[:80], case.table.by_name, 1, 0.8)
+    near = [n for n in case.table.by_name if n[:4] == name[:4] and abs(len(n) - len(name)) < 4]
+    close = difflib.get_close_matches(name, near, 1, 0.8)
     return f"did you mean {close[0]}?" if close else f"{case.engine} {case.version} has no such flag; leave it out"
 
 
@@ -174,7 +175,7 @@ def config_equals(case, say):
                   "run lint where the file is, or pass its content", got.words[-1] if got.words else "")
     if got and got.glued:
         yield say("fail", "--config=FILE is accepted and then ignored",
-                  f"{case.engine} merges the file only when --config stands as a word of its own",
+                  f"accepted by the parser; {case.engine} merges the file only when --config stands as a word of its own",
                   "write --config FILE with a space")
 
 

@@ -92,7 +92,7 @@ def env_overridden(case, say):
 def memory(case, say):
     got = case.number("--mem-fraction-static")
     if got is not None and not 0 < got < 1:
-        yield say("fail", f"--mem-fraction-static {got:g} is not a fraction", "a share of the GPU's memory, 0 … 1",
+        yield say("fail", f"--mem-fraction-static {got:g} is not a fraction", "accepted by the parser; it is a share of the GPU's memory, 0 … 1",
                   "--mem-fraction-static 0.85")
     elif got is not None and algorithm(case) not in ("", "NGRAM"):
         yield say("warn", f"--mem-fraction-static {got:g} is taken as it is, nothing is set aside for the drafter",
@@ -188,7 +188,7 @@ def gpu_backend(case, say):
             yield say("warn", f"trtllm_mla on {named}: accepted, its prefill kernels are built for sm_100",
                       "'Unsupported architecture' in TllmGenFmhaRunner was seen", f"{flag} flashinfer or triton")
         elif backend == "fa3" and not 80 <= case.sm < 100:
-            yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}", "its kernels do not run there",
+            yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}", "accepted by the parser; its kernels do not run there",
                       f"{flag} flashinfer or triton")
 
 
@@ -203,7 +203,7 @@ def parallel_sizes(case, say):
     devices = [d for d in case.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
     if devices and tp * pp / nodes > len(devices):
         yield say("fail", f"{tp * pp / nodes:g} GPUs are asked, CUDA_VISIBLE_DEVICES shows {len(devices)}",
-                  "the missing ranks fail at start", f"--tp-size {len(devices)}, or show more")
+                  "accepted by the parser; the missing ranks fail at start", f"--tp-size {len(devices)}, or show more")
 
 
 @rule("context-unset", "sglang")
@@ -214,3 +214,13 @@ def context_unset(case, say):
         yield say("unknown", "without --context-length the drafter must reach the target's whole context",
                   "else ValueError: Target model's context_length … is greater than the derived context_length, after "
                   "the target has loaded", "--context-length 32768 (what you serve), or compare the two configs")
+
+
+@rule("lora-shape", "sglang")
+def lora_shape(case, say):
+    if case.has("--enable-lora") and not case.last("--lora-paths") and case.since("0.4.9") \
+            and not (case.last("--max-lora-rank") and case.last("--lora-target-modules")):
+        yield say("fail", "--enable-lora does not say how large its adapters may be",
+                  "AssertionError: When no initial --lora-paths is provided, you need to specify both --max-lora-rank and "
+                  "--lora-target-modules for LoRA initialization.", "--lora-paths, or --max-lora-rank 64 "
+                  "--lora-target-modules all")

@@ -112,8 +112,8 @@ def topk_missing(case, say):
 def tokens_missing(case, say):
     got = _eagle(case)
     if got and got.steps is not None and got.topk and got.topk > 1 and got.tokens is None:
-        yield say("fail", f"{N} is missing", f"with {K} {got.topk} nothing fills it: accepted by the parser, "
-                  "fails in the worker after the weights are loaded",
+        yield say("fail", f"{N} is missing", f"accepted by the parser; with {K} {got.topk} nothing fills it, "
+                  "and the worker fails on it after the weights are loaded",
                   f"add {N} 16 (2 … {_capacity(got.steps, got.topk) + 1}), or {K} 1")
 
 
@@ -138,7 +138,7 @@ def tree_too_wide(case, say):
     most = _capacity(got.steps, got.topk)
     if got.tokens - 1 > most:
         yield say("fail", f"{N} {got.tokens} is more than the tree holds",
-                  f"{got.steps} steps of top-{got.topk} draft {most} candidates, of which {got.tokens - 1} are asked: "
+                  f"accepted by the parser; {got.steps} steps of top-{got.topk} draft {most} candidates, of which {got.tokens - 1} are asked: "
                   "RuntimeError: selected index k out of range, at graph capture or warm-up",
                   f"{N} {most + 1} or less")
 
@@ -162,7 +162,7 @@ def numbers_range(case, say):
     got = _eagle(case)
     for flag, value, least in ((S, got and got.steps, 0), (K, got and got.topk, 1), (N, got and case.number(N), 1)):
         if value is not None and value < least:
-            yield say("fail", f"{flag} {value} makes no sense", "accepted by the parser, breaks in the worker",
+            yield say("fail", f"{flag} {value} makes no sense", "accepted by the parser; breaks in the worker",
                       f"{flag} {max(least, 1)} or more")
         elif value is not None and value > 512:
             yield say("warn", f"{flag} {value} is far beyond what pays", "work grows with it, acceptance does not",
@@ -208,7 +208,7 @@ def multi_layer(case, say):
             yield say("fail" if sure else "unknown",
                       "multi-layer EAGLE verifies exactly steps + 1 tokens" + ("" if sure else
                                                                                ": refused if the target is a Llama"),
-                      f"AssertionError: multi-layer EAGLE requires speculative_num_draft_tokens == "
+                      f"accepted by the parser; AssertionError: multi-layer EAGLE requires speculative_num_draft_tokens == "
                       f"speculative_num_steps + 1, got {tokens} and {steps}" + (" (chosen automatically)"
                                                                               if got.auto else ""),
                       f"{CHAIN}; the flag is for checkpoints with several MTP layers, not for a plain Llama")
