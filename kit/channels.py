@@ -3,6 +3,9 @@
 Works on an open paramiko channel and imports nothing of paramiko. Bytes in and
 out are exact; both outputs are drained while stdin is sent, so neither side
 can block the other.
+
+A channel must say nothing after its CLOSE: sshd ends the whole connection when
+it does ("packet referred to nonexistent channel"). `Wire` keeps that order.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 from kit.seams import Http
 
 CHUNK = 1 << 18
+PACKET = 1 << 15            # an SSH packet takes no more
 MOST = 64 << 20             # bytes kept of one command's output, or of one HTTP answer
 
 
@@ -26,7 +30,43 @@ class TooMuch(Exception):
     """The command said more than `MOST` bytes."""
 
 
-def converse(channel: Any, stdin: bytes, *, hold_stdin: bool = False,
+class Wire:
+    """A paramiko channel with one sender at a time, closed by its owner only. The rest is the channel's own."""
+
+    def __init__(self, raw: Any):
+        self.raw = raw
+        raw.answered_by_owner, raw.closed_by_peer = True, False
+        self._sending = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def sendall(self, data: bytes) -> None:
+        """OSError once either side has closed."""
+        view = memoryview(data)
+        while view:
+            with self._sending:
+                if self.raw.closed or self.raw.closed_by_peer:
+                    raise OSError("the channel is closed")
+                sent = self.raw.send(bytes(view[:PACKET])) if self.raw.send_ready() else 0
+            view = view[sent:]
+            if not sent:
+                time.sleep(0.002)       # the window is full; paramiko offers nothing to wait for without sending
+
+    def shutdown_write(self) -> None:
+        with self._sending:
+            if not (self.raw.closed or self.raw.closed_by_peer):
+                self.raw.shutdown_write()
+
+    def shutdown(self, how: int) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._sending:
+            self.raw.close()
+
+
+def converse(channel: Wire, stdin: bytes, *, hold_stdin: bool = False,
              until: float | None = None, tick_s: float | None = None) -> Iterator[tuple[int, bytes]]:
     """Send stdin and yield (1, stdout chunk) or (2, stderr chunk) until both ended.
 
@@ -58,16 +98,15 @@ def converse(channel: Any, stdin: bytes, *, hold_stdin: bool = False,
                 return
 
 
-def _feed(channel: Any, stdin: bytes) -> None:
+def _feed(channel: Wire, stdin: bytes) -> None:
     try:
-        if stdin:
-            channel.sendall(stdin)
+        channel.sendall(stdin)
         channel.shutdown_write()
     except (OSError, EOFError):
         return          # it ended, or closed its stdin, without reading all: its own affair
 
 
-def collect(channel: Any, stdin: bytes, until: float | None) -> tuple[int | None, bytes, bytes]:
+def collect(channel: Wire, stdin: bytes, until: float | None) -> tuple[int | None, bytes, bytes]:
     """(exit, stdout, stderr) of a command to its end; exit None when we lost it on the way."""
     said: dict[int, list[bytes]] = {1: [], 2: []}
     size = 0
@@ -83,7 +122,7 @@ def collect(channel: Any, stdin: bytes, until: float | None) -> tuple[int | None
     return code, b"".join(said[1]), b"".join(said[2])
 
 
-def exit_code(channel: Any, until: float | None = None) -> int | None:
+def exit_code(channel: Wire, until: float | None = None) -> int | None:
     """The exit status; 128 + n after death by signal n, as shells say it; None when neither came."""
     channel.status_event.wait(None if until is None else max(0.0, until - time.monotonic()))
     if channel.exit_status >= 0:
@@ -95,7 +134,7 @@ def exit_code(channel: Any, until: float | None = None) -> int | None:
     return 128 + int(number) if number else 255
 
 
-def ask(channel: Any, port: int, path: str, body: bytes | None, timeout_s: float) -> Http:
+def ask(channel: Wire, port: int, path: str, body: bytes | None, timeout_s: float) -> Http:
     """One HTTP request over a channel; status 0 when the far side hung up without an answer."""
     channel.settimeout(timeout_s)
     connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -115,7 +154,7 @@ def ask(channel: Any, port: int, path: str, body: bytes | None, timeout_s: float
 class _Socket:
     """As much of a socket as http.client asks for."""
 
-    def __init__(self, channel: Any):
+    def __init__(self, channel: Wire):
         self.sendall, self.close = channel.sendall, lambda: None
         self._channel = channel
 
@@ -124,7 +163,7 @@ class _Socket:
 
 
 class _Raw(io.RawIOBase):
-    def __init__(self, channel: Any):
+    def __init__(self, channel: Wire):
         self._channel = channel
 
     def readable(self) -> bool:

@@ -3,9 +3,8 @@
     host = kit.connect("gpu-7")                             # as in ~/.ssh/config, ProxyJump and agent included
     kit.connect("gpu-7", accept="SHA256:…")                 # the one way to trust a key not seen before
 
-Fabric reads the names and opens the connections. It would take any host key and
-leaves Nagle's delay on, so keys, socket options and time-outs are set here, for
-the gateways as well. What a host can do is in `kit.sshhost`.
+Fabric opens the connections. It would take any host key and leaves Nagle's delay on, so keys,
+socket options and time-outs are set here, for gateways too. What a host can do is in `kit.sshhost`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from typing import Any
 
 import fabric
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 
 from kit import rehearsal
+from kit.channels import Wire
 from kit.errors import CommandTimeout, ConnectError, HostError, KitError, LinkLost, NoSpace, NoSuchFile
 from kit.hostkeys import Known, Strict, key_name
 from kit.spec import HostSpec
@@ -114,33 +114,32 @@ class Link:
     def explained(self, doing: str) -> Any:
         return explained(self.name, doing, self)
 
-    def session(self) -> paramiko.Channel:
+    def session(self) -> Wire:
         """A channel for one command. sshd counts a session until it has reaped it, so a refusal is asked again.
 
         Any SSHException is taken for a refusal: paramiko may hand one thread's to another.
         """
-        for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8, 0):
+        for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8):
             try:
-                return self.transport.open_session(timeout=CHANNEL_S)
+                return Wire(self.transport.open_session(timeout=CHANNEL_S))
             except paramiko.SSHException:
-                if not patience_s or not self.alive:
-                    raise
-                time.sleep(patience_s)
-        raise AssertionError("the last turn returns or raises")
+                time.sleep(patience_s if self.alive else 0)
+        return Wire(self.transport.open_session(timeout=CHANNEL_S))
 
-    def tcp(self, port: int) -> paramiko.Channel:
+    def tcp(self, port: int) -> Wire:
         """A channel to the host's loopback; `Refused` where nobody listens."""
         try:
             with self._tcp_lock:        # one at a time: a refusal must reach whom it is meant for
-                return self.transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0),
-                                                   timeout=CHANNEL_S)
+                return Wire(self.transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0),
+                                                        timeout=CHANNEL_S))
         except paramiko.ChannelException as err:
             if err.code == 2:           # "connect failed"; 1 is "administratively prohibited"
                 raise Refused(f"port {port}: {err.text}") from None
             raise
 
     def sftp(self) -> paramiko.SFTPClient:
-        channel = self.session()
+        channel = self.session().raw
+        channel.answered_by_owner = False       # its owner is paramiko
         channel.invoke_subsystem("sftp")
         return paramiko.SFTPClient(channel)
 
@@ -158,12 +157,26 @@ class Link:
 
 
 def _note_signal(channel: Any, message: paramiko.Message) -> None:
+    """paramiko forgets an exit-signal: a command killed there would look like a broken link."""
     start = message.packet.tell()
     if message.get_text() == "exit-signal":
         message.get_boolean()
         channel.exit_signal = message.get_text()
     message.packet.seek(start)
     channel._handle_request(message)
+
+
+def _note_close(channel: Any, message: paramiko.Message) -> None:
+    """paramiko answers a CLOSE at once, while another thread may be about to send: sshd then ends the connection.
+
+    So the owner of a `Wire` answers, when it hangs up; until then this is the end of both outputs.
+    """
+    if not getattr(channel, "answered_by_owner", False):
+        channel._handle_close(message)
+        return
+    channel._handle_eof(message)
+    channel.closed_by_peer = True
+    channel.status_event.set()
 
 
 class _Transport(paramiko.Transport):
@@ -181,16 +194,16 @@ class _Transport(paramiko.Transport):
                   if t in security.key_types]
         security.key_types = wanted + [t for t in security.key_types if t not in wanted]
 
-    # paramiko forgets an exit-signal: a command killed there would look like a broken link
-    _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _note_signal}
+    _channel_handler_table = {**paramiko.Transport._channel_handler_table,
+                              MSG_CHANNEL_REQUEST: _note_signal, MSG_CHANNEL_CLOSE: _note_close}
 
 
 class _Config(paramiko.SSHConfig):
     """paramiko's, but for the paths of keys: `~` only at the start, `%%`, quotes."""
 
     def _tokenize(self, config: Any, target_hostname: str, key: str, value: str) -> str:
-        if key == "identityfile":
-            return (words(value) or [""])[0]        # tokens are expanded once user and port are known
+        if key == "identityfile":       # its tokens are expanded once user and port are known
+            return (words(value) or [""])[0]
         return super()._tokenize(config, target_hostname, key, value)
 
 

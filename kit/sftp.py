@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kit.command import Command
-from kit.errors import HostError, LinkLost, NoSpace
+from kit.errors import HostError, LinkLost, NoSpace, NoSuchFile
 from kit.seams import Progress
 
 CHUNK = 1 << 18
@@ -126,17 +126,17 @@ def get(host: Any, about: Any, path: str, local: str, progress: Progress | None)
 
 @contextmanager
 def full_disk_named(host: Any, path: str, need: int) -> Iterator[None]:
-    """SFTP has no word for a full disk: where a write failed, look at the disk."""
+    """SFTP has no word for a full disk: where a write failed, see whether `need` bytes are free."""
     try:
         yield
-    except LinkLost:
+    except (LinkLost, NoSuchFile):
         raise
     except Short:
         require_space(host, path, need)
         raise HostError(f"{path}: fewer bytes arrived than were sent", where=host.name,
                         next="look at that disk and its quota, then again") from None
     except HostError:
-        require_space(host, path, min(need, 1 << 20))
+        require_space(host, path, need)
         raise
 
 
@@ -148,7 +148,7 @@ def require_space(host: Any, path: str, need: int) -> None:
         if result.exit == 0:
             free = int(result.text.splitlines()[-1].split("%")[0].split()[-2]) * 1024
             if free < need:
-                raise NoSpace(f"{path}: {need} bytes to write, {free} bytes free", where=host.name,
+                raise NoSpace(f"{path}: {free} bytes are free there, too few for {need} more", where=host.name,
                               next="free some space there, then again: it goes on from where it stopped")
             return
         folder = posixpath.dirname(folder)

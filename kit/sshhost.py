@@ -224,7 +224,8 @@ class SshHost:
             total = os.path.getsize(local)
         except OSError as err:
             raise HostError(f"send {local}: {err.strerror}", where="this machine", next="check the path") from None
-        with sftp.full_disk_named(self, path, total), self._roomy() as link, link.explained(f"send {local} to {path}"):
+        left = min(total, 1 << 20)      # what was sent stays there
+        with sftp.full_disk_named(self, path, left), self._roomy() as link, link.explained(f"send {local} to {path}"):
             files = link.sftp()
             try:
                 need = total - (sftp.size(files, path) or 0)

@@ -10,6 +10,7 @@ import paramiko
 import pytest
 
 from kit import host as hosts
+from kit.channels import Wire
 from kit.errors import CommandTimeout, ConnectError, HostError, HostKeyError, KitError, LinkLost, NoSpace, NoSuchFile
 from kit.hostkeys import Known, Strict, fingerprint, key_name, remember
 from kit.sshfiles import expand, quoted, read_config, words
@@ -233,7 +234,51 @@ def test_a_host_that_says_nothing_is_given_up(tmp_path, monkeypatch):
             hosts.connect("gpu", ssh_config=tmp_path / "config")
 
 
-# ------------------------------------------------------------------- tunnel
+# ------------------------------------------------------- channels and tunnels
+
+class Recorder:
+    """A channel that writes down what it is asked to send."""
+    closed = False
+
+    def __init__(self, window):
+        self.window, self.sent = window, []
+
+    def send_ready(self):
+        self.window -= 1
+        return self.window >= 0
+
+    def send(self, data):
+        self.sent.append(data)
+        return len(data)
+
+    def shutdown_write(self):
+        self.sent.append("EOF")
+
+    def close(self):
+        self.closed = True
+        self.sent.append("CLOSE")
+
+
+def test_a_channel_says_nothing_once_either_side_has_closed():
+    for end in (lambda w: w.close(), lambda w: setattr(w.raw, "closed_by_peer", True)):
+        wire = Wire(Recorder(window=100))
+        wire.sendall(bytes(70000))
+        before = [len(d) for d in wire.raw.sent]
+        assert before == [32768, 32768, 4464]
+        end(wire)
+        wire.shutdown_write()
+        with pytest.raises(OSError):
+            wire.sendall(b"late")
+        assert [d for d in wire.raw.sent if d == "EOF" or d == b"late"] == []
+
+
+def test_a_sender_waiting_for_room_stops_when_the_other_side_closes():
+    wire = Wire(Recorder(window=0))
+    threading.Timer(0.05, setattr, (wire.raw, "closed_by_peer", True)).start()
+    with pytest.raises(OSError):
+        wire.sendall(b"never")
+    assert wire.raw.sent == []
+
 
 def test_a_tunnel_serves_the_next_client_after_a_refused_one():
     ours, theirs = socket.socketpair()
@@ -250,8 +295,8 @@ def test_a_tunnel_serves_the_next_client_after_a_refused_one():
         return Channel
 
     with Tunnel(open_channel, (HostError,)) as tunnel:
-        with socket.create_connection(("127.0.0.1", tunnel.port), timeout=5) as refused:
-            with pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError):
+            with socket.create_connection(("127.0.0.1", tunnel.port), timeout=5) as refused:
                 refused.recv(1)
         with socket.create_connection(("127.0.0.1", tunnel.port), timeout=5) as client:
             client.sendall(b"ping")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import asyncssh
@@ -107,7 +108,8 @@ class OpenSsh:
 
     def drop(self):
         for pid in self._sessions():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):      # it ends by itself once its monitor is gone
+                os.kill(pid, signal.SIGKILL)
 
     def stop(self):
         self.drop()

@@ -186,6 +186,15 @@ def test_fourteen_commands_at_once_all_succeed(host):
     assert [r.text for r in results] == [f"{n}\n" for n in range(14)]
 
 
+def test_hundreds_of_short_commands_side_by_side_leave_the_connection_whole(host):
+    """sshd ends a connection on which anything follows a channel's CLOSE; a command may end while we send to it."""
+    link = host._link()
+    with ThreadPoolExecutor(8) as pool:
+        assert {r.exit for r in pool.map(lambda _: host.run(plain("true", stdin=b"x" * 3000)), range(300))} == {0}
+        assert {r.exit for r in pool.map(lambda _: host.run(plain("true", stdin=NOISE[:3 << 20])), range(30))} == {0}
+    assert host._link() is link
+
+
 def test_the_eleventh_session_of_one_connection_is_refused(host):
     transport = host._link().transport
     held = [transport.open_session() for _ in range(10 - len(host._files))]
@@ -262,11 +271,11 @@ def test_a_server_that_dies_breaks_a_stream_and_the_next_command_connects_again(
 def test_a_command_whose_link_broke_has_no_exit_code(server, host, tmp_path):
     started = tmp_path / "started"
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(host.run, sh('echo $$; : > "$1"; exec sleep 60', str(started)))
+        pending = pool.submit(host.run, sh('echo $$ > "$1.part"; mv "$1.part" "$1"; exec sleep 60', str(started)))
         assert eventually(started.exists)
         server.drop()
         result = pending.result()
-    os.kill(int(result.text), signal.SIGKILL)
+    os.kill(int(started.read_text()), signal.SIGKILL)
     assert result.exit is None
     with pytest.raises(LinkLost, match="outcome is unknown"):
         result.check()
@@ -332,7 +341,7 @@ def test_file_errors_name_the_path_and_the_reason(host, tmp_path):
 def test_a_file_that_cannot_fit_is_not_begun(host, tmp_path):
     with open(tmp_path / "huge", "wb") as f:
         f.truncate(1 << 42)
-    with pytest.raises(NoSpace, match="bytes free"):
+    with pytest.raises(NoSpace, match="bytes are free"):
         host.put(f"{tmp_path}/huge", f"{tmp_path}/there")
     assert not (tmp_path / "there").exists()
 
