@@ -23,7 +23,7 @@ _HOME = {
     "sentences": "verdict", "speculative_arm": "reading", "summary": "reading", "survey": "surveying",
     "terms": "reading", "tune": "verbs", "watch": "ui",
 }
-__all__ = list(_HOME)
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

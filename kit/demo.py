@@ -116,6 +116,7 @@ def _last_line(exp: Experiment, out: Path, began: float) -> dict:
                     "speedup": round(row.speedup, 2), "identical": f"{row.identical}/{row.compared}"}
         arms[row.arm] = arm
     healthy = [r["healthy_s"] for r in launches.history() if r["time_s"] >= began and r["unit"].startswith(exp.name)]
+    arms = {name: arms[name] for name in exp.arms if name in arms}
     return {"report": str(next(out.glob("*.html")).relative_to(project.root())), "arms": arms,
             "healthy_s": healthy[0] if healthy else None, "wall_s": round(time.time() - began, 1)}
 

@@ -1,8 +1,14 @@
 """Fixtures that several tests share."""
 
+import fcntl
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser):
@@ -22,3 +28,16 @@ def rehearsal_host(tmp_path_factory):
     yield host
     host.close()
     rehearsal.stop(folder)
+
+
+@pytest.fixture(scope="session")
+def engine_python():
+    """An interpreter with llama.cpp's server, made once in .cache: installing it takes longer than the tests."""
+    from kit.engines.llamacpp import ENGINE
+    folder = ROOT / ".cache" / "llamacpp-for-tests"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:    # test processes run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, str(ROOT / "kit" / "remote" / "runtime.py"), str(folder), *ENGINE.packages],
+                       check=True, stdout=subprocess.DEVNULL)
+    return str(folder / "bin" / "python")

@@ -1,6 +1,5 @@
 """The verbs end to end: the embedded host over real SSH, the real engine, the micro pair."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,19 +11,8 @@ import pytest
 import kit
 from kit import project, store
 from kit.errors import Cancelled, CheckError, NotHealthy, PlanError, PortBusy, ServiceDied
-from kit.remote import __file__ as remote_init
 
 HERE = project.root()
-ENGINE = HERE / ".cache" / "llamacpp-for-tests"     # made once: installing it takes longer than all these tests
-
-
-@pytest.fixture(scope="session")
-def engine_python():
-    from kit.engines.llamacpp import ENGINE as llamacpp
-    runtime = os.path.join(os.path.dirname(remote_init), "runtime.py")
-    subprocess.run([sys.executable, runtime, str(ENGINE), *llamacpp.packages], check=True, stdout=subprocess.DEVNULL)
-    return str(ENGINE / "bin" / "python")
-
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
