@@ -25,7 +25,8 @@ TARGET = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "k
           "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64, "kv_lora_rank": 512,
           "vocab_size": 163840, "max_position_embeddings": 262144, "n_routed_experts": 384}
 DRAFTER = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 7168, "num_hidden_layers": 1,
-           "vocab_size": 163840, "num_attention_heads": 64, "draft_vocab_size": 163840, "max_position_embeddings": 262144}
+           "vocab_size": 163840, "num_attention_heads": 64, "draft_vocab_size": 163840,
+           "max_position_embeddings": 262144}
 
 
 def shard(names: list[str]) -> bytes:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-SIZES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "BOOL": 1}
+SIZES = {"U8": 1, "I64": 8, "F32": 4, "BF16": 2, "F16": 2, "BOOL": 1}
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int]]], data: dict[str, bytes] | None = None) -> bytes:

@@ -97,13 +97,15 @@ def test_the_unchanged_pair_fits(pair):
     (dict(head={"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}), {"aux-layers"}),
     (dict(head={"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 3]}}), {"aux-layers"}),
     (dict(target={"num_hidden_layers": 4}, head={"eagle_config": None}), {"aux-layers"}),
-    (dict(head={"vocab_size": 101}), {"vocab"}),
+    (dict(head={"vocab_size": 101}), {"vocab", "draft-vocab"}),     # t2d goes with the old one
     (dict(head_tensors={"d2t": None}), {"draft-vocab"}),
     (dict(head_tensors={"d2t": ("I64", [41])}), {"draft-vocab"}),
     (dict(head_tensors={"lm_head.weight": ("BF16", [41, 64])}), {"draft-vocab"}),
     (dict(data={"d2t": struct.pack("<40q", *range(61, 101))}), {"draft-vocab"}),     # the last one stands for id 139
     (dict(data={"d2t": struct.pack("<40q", *[-i for i in range(40)])}), {"draft-vocab"}),    # all stand for id 0
+    (dict(head_tensors={"t2d": ("BOOL", [99])}), {"draft-vocab"}),
     (dict(head_tensors={"lm_head.weight": None}), {"lm-head"}),
+    (dict(head_tensors={"midlayer.self_attn.q_proj.weight": ("BF16", [48, 128])}), {"attention-shape"}),
     (dict(head={"num_hidden_layers": 2}), {"drafter-layers"}),
     (dict(head={"num_key_value_heads": 3}), {"attention-shape"}),
     (dict(head={"max_position_embeddings": 2048}), {"context"}),

@@ -105,6 +105,12 @@ def test_packaging_is_told_from_shapes_when_the_class_name_does_not(tmp_path, te
     assert facts(folder(tmp_path, LLAMA | config, **files)).packaging == packaging
 
 
+def test_shapes_of_packed_weights_are_not_taken_for_widths(tmp_path):
+    tensors = {"fc.weight": ("U8", [64, 96]), "d2t": ("I64", [40])}
+    head = facts(folder(tmp_path, HEAD, model__safetensors=safetensors(tensors)))
+    assert head.fc_in is None and head.packaging == "eagle3"
+
+
 def test_without_headers_presence_of_tensors_is_not_known(tmp_path):
     head = facts(folder(tmp_path, HEAD))
     assert head.has_d2t is None and head.has_lm_head is None and head.fc_in is None and head.d2t is None

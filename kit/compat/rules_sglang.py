@@ -87,7 +87,7 @@ def draft_vocab_key(p: Pair, say: Say) -> Iterator[Finding]:
     if head is None or not p.on("sglang") or head.architecture != EAGLE_CLASSES["eagle3"] or head.draft_vocab_declared:
         return
     if head.tie_embeddings is not True and head.num_layers:
-        yield say("warn", "the drafter's config has no draft_vocab_size",
+        yield say("fail", "the drafter's config has no draft_vocab_size",
                   "SGLang's LlamaForCausalLMEagle3 reads that attribute without a default: AttributeError at load",
                   f'add "draft_vocab_size": {head.vocab_size or "null"} (null: use the target\'s lm_head)')
 

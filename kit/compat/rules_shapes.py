@@ -162,6 +162,8 @@ def _contradictions(head: ModelFacts, limit: int | None) -> Iterator[tuple[str, 
                "draft ids would be taken as target ids: it runs, at accept length 1.00")
     if d2t and drafts and d2t.length != drafts:
         yield f"d2t has {d2t.length} entries for {drafts} draft ids", "ids past its end index out of bounds"
+    if head.t2d_length and whole and head.t2d_length != whole:
+        yield f"t2d has {head.t2d_length} entries for {whole} ids", "it was made for another vocabulary"
     if head.lm_head_rows and drafts and head.lm_head_rows != drafts:
         yield f"lm_head has {head.lm_head_rows} rows for {drafts} draft ids", "the tensor will not load"
     if d2t and d2t.highest is not None and limit and not (0 <= d2t.lowest and d2t.highest < limit):
@@ -198,6 +200,10 @@ def attention_shape(p: Pair, say: Say) -> Iterator[Finding]:
         heads, kv = facts.num_heads, facts.num_kv_heads or facts.num_heads
         if heads % kv:
             yield say("fail", f"the {role}'s {heads} heads do not divide into {kv} key-value heads")
+        elif facts.q_out and facts.head_dim and facts.q_out not in (heads * facts.head_dim, 2 * heads * facts.head_dim):
+            # twice as wide: the query carries its output gate
+            yield say("fail", f"the {role}'s query projection gives {facts.q_out}, {heads} heads of {facts.head_dim} "
+                      f"need {heads * facts.head_dim}", "its config is of another model than its weights")
         elif role == "drafter" and facts.qkv_in and facts.hidden_size and facts.packaging == "eagle3" \
                 and facts.qkv_in != 2 * facts.hidden_size:
             yield say("fail", f"the drafter's attention takes {facts.qkv_in} inputs, an EAGLE-3 head takes "

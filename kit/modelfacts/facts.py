@@ -89,7 +89,7 @@ class ModelFacts:
                        higher. None: not said, engines take `default_aux_layers`.
     aux_as_written     the same list as the file has it
     context_length     positions, after rope scaling (SGLang's derived length)
-    fc_in, fc_out      widths of the fusing projection
+    fc_in, fc_out      widths of the fusing projection; qkv_in, q_out: of the first layer's query projection
     kv_lora_rank       not None: multi-head latent attention
     mtp_layers         extra multi-token-prediction layers; `has_mtp_weights` whether their tensors are there
     naming             dialect of a head's tensors: midlayer (SpecForge), layers.0, model.layers.0
@@ -145,6 +145,8 @@ class ModelFacts:
     fc_in: int | None = None
     fc_out: int | None = None
     qkv_in: int | None = None
+    q_out: int | None = None
+    t2d_length: int | None = None
     fc_bias: bool | None = None
     naming: str = ""
     base_models: tuple[str, ...] = ()

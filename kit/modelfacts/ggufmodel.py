@@ -41,6 +41,7 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
     tensors = {_name(n): t for n, t in gguf.tensors.items()}
     weights = Weights(Names(tensors), tensors, {_name(n): (file, at) for n, at in gguf.starts.items()})
     fc, head = _shape(tensors, "fc.weight"), _shape(tensors, "lm_head.weight")
+    query = _shape(tensors, "layers.0.self_attn.q_proj.weight") or (None, None)
     heads, hidden = number_of("attention.head_count"), number_of("embedding_length")
     template = meta.get("tokenizer.chat_template")
     tokens = meta.get("tokenizer.ggml.tokens")
@@ -69,7 +70,7 @@ def from_gguf(gguf: Gguf, reader: Reader, file: str) -> ModelFacts:
         has_embed="embed_tokens.weight" in tensors, has_lm_head="lm_head.weight" in tensors,
         lm_head_rows=head[0] if head else None, d2t=d2t, has_d2t="d2t" in tensors, has_t2d="t2d" in tensors,
         fc_in=fc[1] if fc else None, fc_out=fc[0] if fc else None,
-        qkv_in=(_shape(tensors, "layers.0.self_attn.q_proj.weight") or (0, None))[1],
+        q_out=query[0], qkv_in=query[1],
         fc_bias="fc.bias" in tensors if fc else None, base_models=tuple(filter(None, [text(
             meta.get("general.base_model.0.name"))])), weight_bytes=reader.list()[file] - gguf.end,
         tensors=tensors, files=dict(reader.list()))

@@ -125,6 +125,7 @@ def from_config(config: Mapping[str, Any], weights: Weights, *, name: str, reade
         has_embed=shapes.has_embed if known else None, has_lm_head=shapes.has_lm_head if known else None,
         lm_head_rows=shapes.lm_head_rows, d2t=d2t, has_d2t=shapes.has("d2t") if known else None,
         has_t2d=shapes.has("t2d") if known else None, fc_in=shapes.fc_in, fc_out=shapes.fc_out, qkv_in=shapes.qkv_in,
+        q_out=shapes.q_out, t2d_length=shapes.t2d_length,
         fc_bias=shapes.has("fc.bias") if shapes.fc_in else None, naming=shapes.naming,
         base_models=tuple(filter(None, [text(fields.get("base_model", "target_model", "base_model_name_or_path"))])),
         weight_bytes=weights.weight_bytes, tensors=weights.tensors, config=config, problems=tuple(problems))

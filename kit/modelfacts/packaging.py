@@ -26,14 +26,14 @@ class Shapes:
     def has(self, tail: str) -> bool:
         return any(n == tail or n.endswith("." + tail) for n in self.names.having(tail))
 
-    def shape(self, part: str, pattern: str) -> tuple[int, ...]:
-        """Of the first opened tensor whose name contains `part` and ends as the pattern says."""
-        found = (n for n in self.names.having(part) if n in self.tensors and re.search(rf"(^|\.){pattern}$", n))
-        return next((self.tensors[n].shape for n in found), ())
-
     def matrix(self, part: str, pattern: str) -> tuple[int | None, int | None]:
-        shape = self.shape(part, pattern)
-        return (shape[0], shape[1]) if len(shape) == 2 else (None, None)
+        """(rows, columns) of a linear layer; (None, None) where it is packed, as 4-bit weights are."""
+        found = (self.tensors[n] for n in self.names.having(part)
+                 if n in self.tensors and re.search(rf"(^|\.){pattern}$", n))
+        tensor = next(found, None)
+        if tensor is None or len(tensor.shape) != 2 or not tensor.dtype.startswith(("F", "BF")):
+            return None, None
+        return tensor.shape[0], tensor.shape[1]
 
     @property
     def has_embed(self) -> bool:
@@ -59,6 +59,16 @@ class Shapes:
     def qkv_in(self) -> int | None:
         """Input width of the first attention layer: EAGLE-3 feeds it embedding and features side by side."""
         return self.matrix("self_attn.", QUERY)[1]
+
+    @property
+    def q_out(self) -> int | None:
+        """Output width of a plain query projection: heads × head width."""
+        return self.matrix("q_proj.", r"(midlayer|layers\.0)\.self_attn\.q_proj\.weight")[0]
+
+    @property
+    def t2d_length(self) -> int | None:
+        found = (t for n in self.names.having("t2d") if (t := self.tensors.get(n)) and len(t.shape) == 1)
+        return next((t.shape[0] for t in found), None)
 
     @property
     def naming(self) -> str:

@@ -14,9 +14,11 @@ from kit.modelfacts.bounded import HUGE, Malformed, parse_object
 from kit.modelfacts.facts import Problem, Tensor
 from kit.modelfacts.readers import Reader
 
-LARGEST_HEADER = 100_000_000      # the format's own limit
+FORMAT_LIMIT = 100_000_000        # of a header, by the format
+LARGEST_HEADER = 64 << 20         # that is read here: 400,000 tensors
+LARGEST_TOGETHER = 192 << 20      # of all headers of a folder
 FIRST = 256 * 1024                # one guess: covers any head, and most shards
-LARGEST_INDEX = 256 << 20
+LARGEST_INDEX = 64 << 20
 MOST_SHARDS = 4096
 STAND_IN = ".header.json"         # a header kept as a file of its own, without the weights
 INDEX = ".safetensors.index.json"
@@ -32,7 +34,7 @@ TELLING = ("embed_tokens.", "tok_embeddings.", "wte.", "lm_head.", "fc.", "d2t",
 class Header:
     tensors: dict[str, Tensor]
     starts: dict[str, int]        # absolute offset of each tensor's first byte
-    covered: int                  # weight bytes
+    bytes: int                    # of the header itself
 
 
 class Names(tuple):
@@ -84,10 +86,12 @@ def header_end(first: bytes, file_size: int) -> int:
     if len(first) < 8:
         raise Malformed(f"cut short: {len(first)} bytes, a header begins with 8")
     length = struct.unpack("<Q", first[:8])[0]
-    if length > LARGEST_HEADER:
-        raise Malformed(f"its header claims {length} bytes; the format allows {LARGEST_HEADER}")
+    if length > FORMAT_LIMIT:
+        raise Malformed(f"its header claims {length} bytes; the format allows {FORMAT_LIMIT}")
     if 8 + length > file_size:
         raise Malformed(f"its header claims {length} bytes, the file has {file_size}: cut short, or not safetensors")
+    if length > LARGEST_HEADER:
+        raise Malformed(f"its header has {length} bytes, more than is read here")
     return 8 + length
 
 
@@ -124,7 +128,7 @@ def parse_header(data: bytes, end: int, file_size: int | None) -> Header:
         tensors[name], starts[name] = Tensor(dtype, tuple(shape)), end + begin
     if file_size is not None and end + covered > file_size:
         raise Malformed(f"its tensors need {end + covered} bytes, the file holds {file_size}: cut short")
-    return Header(tensors, starts, covered)
+    return Header(tensors, starts, len(data))
 
 
 def _elements(shape: list) -> int:
@@ -160,11 +164,17 @@ def read_weights(reader: Reader, every: bool = False) -> Weights:
             wanted = [s for s in shards if s.removesuffix(STAND_IN) in named]
     elif len(shards) > 1:
         weights.problems += _gaps(shards)
+    together = 0
     for shard in wanted[:MOST_SHARDS]:
         try:
             header = read_header(reader, shard)
+            together += header.bytes
+            if together > LARGEST_TOGETHER:
+                raise Malformed("the headers are too large together; this one and those after it were not read")
         except Malformed as e:
             weights.problems.append(Problem(shard, str(e)))
+            if together > LARGEST_TOGETHER:
+                break
             continue
         weights.tensors |= header.tensors
         weights.place |= {n: (shard, header.starts[n]) for n in header.tensors if n.rsplit(".", 1)[-1] == "d2t"}

@@ -15,7 +15,7 @@ import sys
 import zlib
 
 SMALL = ("config.json", "tokenizer_config.json", "tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.json")
-LARGEST_SMALL, LARGEST_INDEX, LARGEST_HEADER, GGUF_HEAD = 64 << 20, 256 << 20, 100000000, 4 << 20
+LARGEST_SMALL, LARGEST_INDEX, LARGEST_HEADER, GGUF_HEAD = 64 << 20, 64 << 20, 64 << 20, 4 << 20
 LARGEST_ANSWER = 256 << 20
 
 
