@@ -10,6 +10,9 @@ from kit.errors import KitError
 # command: (module, function taking the rest of the arguments, what it does)
 COMMANDS = {
     "demo": ("kit.demo", "main", "the whole runbook, headless: [CONFIG [HOST]]"),
+    "compat": ("kit.compat_cli", "main", "does this drafter fit this target on this engine?"),
+    "lint": ("kit.lint_cli", "main", "would this engine accept these flags, and what do they do?"),
+    "diagnose": ("kit.diagnose_cli", "main", "what does this log say?"),
     "rehearsal": ("kit.rehearsal", "main", "the embedded host: start | stop | status"),
 }
 
