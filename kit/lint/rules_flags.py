@@ -175,7 +175,7 @@ def config_equals(case, say):
                   "run lint where the file is, or pass its content", got.words[-1] if got.words else "")
     if got and got.glued:
         yield say("fail", "--config=FILE is accepted and then ignored",
-                  f"accepted by the parser; {case.engine} merges the file only when --config stands as a word of its own",
+                  f"accepted by the parser; {case.engine} merges the file only for --config as a word of its own",
                   "write --config FILE with a space")
 
 

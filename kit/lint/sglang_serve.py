@@ -92,7 +92,8 @@ def env_overridden(case, say):
 def memory(case, say):
     got = case.number("--mem-fraction-static")
     if got is not None and not 0 < got < 1:
-        yield say("fail", f"--mem-fraction-static {got:g} is not a fraction", "accepted by the parser; it is a share of the GPU's memory, 0 … 1",
+        yield say("fail", f"--mem-fraction-static {got:g} is not a fraction",
+                  "accepted by the parser; it is a share of the GPU's memory, 0 … 1",
                   "--mem-fraction-static 0.85")
     elif got is not None and algorithm(case) not in ("", "NGRAM"):
         yield say("warn", f"--mem-fraction-static {got:g} is taken as it is, nothing is set aside for the drafter",
@@ -188,7 +189,8 @@ def gpu_backend(case, say):
             yield say("warn", f"trtllm_mla on {named}: accepted, its prefill kernels are built for sm_100",
                       "'Unsupported architecture' in TllmGenFmhaRunner was seen", f"{flag} flashinfer or triton")
         elif backend == "fa3" and not 80 <= case.sm < 100:
-            yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}", "accepted by the parser; its kernels do not run there",
+            yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}",
+                      "accepted by the parser; its kernels do not run there",
                       f"{flag} flashinfer or triton")
 
 
@@ -221,6 +223,6 @@ def lora_shape(case, say):
     if case.has("--enable-lora") and not case.last("--lora-paths") and case.since("0.4.9") \
             and not (case.last("--max-lora-rank") and case.last("--lora-target-modules")):
         yield say("fail", "--enable-lora does not say how large its adapters may be",
-                  "AssertionError: When no initial --lora-paths is provided, you need to specify both --max-lora-rank and "
-                  "--lora-target-modules for LoRA initialization.", "--lora-paths, or --max-lora-rank 64 "
+                  "AssertionError: When no initial --lora-paths is provided, you need to specify both --max-lora-rank "
+                  "and --lora-target-modules for LoRA initialization.", "--lora-paths, or --max-lora-rank 64 "
                   "--lora-target-modules all")

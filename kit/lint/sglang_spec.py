@@ -138,7 +138,8 @@ def tree_too_wide(case, say):
     most = _capacity(got.steps, got.topk)
     if got.tokens - 1 > most:
         yield say("fail", f"{N} {got.tokens} is more than the tree holds",
-                  f"accepted by the parser; {got.steps} steps of top-{got.topk} draft {most} candidates, of which {got.tokens - 1} are asked: "
+                  f"accepted by the parser; {got.steps} steps of top-{got.topk} "
+                  f"draft {most} candidates, of which {got.tokens - 1} are asked: "
                   "RuntimeError: selected index k out of range, at graph capture or warm-up",
                   f"{N} {most + 1} or less")
 
@@ -205,12 +206,11 @@ def multi_layer(case, say):
     for steps, _, tokens in (got.candidates if got.auto else ((got.steps, got.topk, got.tokens),)):
         if steps is not None and tokens is not None and tokens != steps + 1:
             sure = len(got.candidates) < 2
-            yield say("fail" if sure else "unknown",
-                      "multi-layer EAGLE verifies exactly steps + 1 tokens" + ("" if sure else
-                                                                               ": refused if the target is a Llama"),
-                      f"accepted by the parser; AssertionError: multi-layer EAGLE requires speculative_num_draft_tokens == "
-                      f"speculative_num_steps + 1, got {tokens} and {steps}" + (" (chosen automatically)"
-                                                                              if got.auto else ""),
+            doubt = "" if sure else ": refused if the target is a Llama"
+            chosen = " (chosen automatically)" if got.auto else ""
+            yield say("fail" if sure else "unknown", f"multi-layer EAGLE verifies exactly steps + 1 tokens{doubt}",
+                      "accepted by the parser; AssertionError: multi-layer EAGLE requires speculative_num_draft_tokens "
+                      f"== speculative_num_steps + 1, got {tokens} and {steps}{chosen}",
                       f"{CHAIN}; the flag is for checkpoints with several MTP layers, not for a plain Llama")
 
 

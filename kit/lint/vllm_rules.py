@@ -177,5 +177,6 @@ def graphs_off(case, say):
 def memory(case, say):
     got = case.number("--gpu-memory-utilization")
     if got is not None and not 0 < got <= 1:
-        yield say("fail", f"--gpu-memory-utilization {got:g} is not a fraction", "accepted by the parser; it is a share of the GPU's memory, 0 … 1",
+        yield say("fail", f"--gpu-memory-utilization {got:g} is not a fraction",
+                  "accepted by the parser; it is a share of the GPU's memory, 0 … 1",
                   "--gpu-memory-utilization 0.9")
