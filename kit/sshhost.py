@@ -4,8 +4,7 @@ Commands and small files share one connection, streams, transfers and tunnels
 use others, so neither keeps the other waiting. sshd takes 10 sessions on a
 connection (MaxSessions); at most 8 commands go at once, further ones wait.
 
-The login shell on the host gets plain POSIX quoting (`Command.shell`), which
-bash, dash, zsh and fish read alike; longer scripts travel on stdin to `sh -s`.
+The login shell on the host gets plain POSIX quoting (`Command.shell`); scripts travel on stdin to `sh -s`.
 """
 
 from __future__ import annotations
@@ -109,9 +108,8 @@ class SshHost:
         """End tunnels, streams and connections; `kit.connect` opens the same object again."""
         with self._lock:
             self._closed = True
-            for tunnel in self._tunnels.values():
-                tunnel.close()
-            self._tunnels.clear()
+            while self._tunnels:
+                self._tunnels.popitem()[1].close()
             links, self._short, self._long = [self._short, *(s[0] for s in self._long)], None, []
             for link in links:
                 self._drop(link)
@@ -139,14 +137,14 @@ class SshHost:
 
     def _session(self, doing: str) -> tuple[Any, Any]:
         """A channel on the command connection; a death that nobody had noticed yet is mended once."""
-        link = self._link()
-        try:
-            with link.explained(doing):
-                return link, link.session()
-        except LinkLost:
+        for last in (False, True):
             link = self._link()
-            with link.explained(doing):
-                return link, link.session()
+            try:
+                with link.explained(doing):
+                    return link, link.session()
+            except LinkLost:
+                if last:
+                    raise
 
     @contextmanager
     def stream(self, command: Command) -> Iterator[Iterator[bytes]]:
@@ -207,10 +205,8 @@ class SshHost:
         if data is None:
             data = bytearray()
             with self.stream(sftp.tail(path, offset)) as chunks:
-                for chunk in chunks:
+                while (size is None or len(data) < size) and (chunk := next(chunks, b"")):
                     data += chunk
-                    if size is not None and len(data) >= size:
-                        break
         return bytes(data[:size])
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
