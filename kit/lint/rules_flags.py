@@ -8,6 +8,7 @@ import json
 from kit.lint.case import rule
 
 BOTH = ("sglang", "vllm")
+SUGGESTIONS = 5         # a search for look-alikes costs milliseconds
 
 FOREIGN = {
     "sglang": {     # vLLM's words → what SGLang calls it
@@ -49,7 +50,7 @@ RENAMED = {
 }
 
 
-def _hint(case, name: str) -> str:
+def _hint(case, name: str, suggest: bool = True) -> str:
     dashed = name.replace("_", "-")
     if dashed in FOREIGN[case.engine]:
         return f"in {case.engine} that is {FOREIGN[case.engine][dashed]}"
@@ -60,7 +61,7 @@ def _hint(case, name: str) -> str:
             return f"use --dsa-{dashed[6:]}"
         if dashed in case.table.by_name:
             return f"write it with dashes: {dashed}"
-    near = [n for n in case.table.by_name if n[:4] == name[:4] and abs(len(n) - len(name)) < 4]
+    near = [n for n in case.table.by_name if n[:4] == name[:4] and abs(len(n) - len(name)) < 4] if suggest else []
     close = difflib.get_close_matches(name, near, 1, 0.8)
     return f"did you mean {close[0]}?" if close else f"{case.engine} {case.version} has no such flag; leave it out"
 
@@ -68,12 +69,10 @@ def _hint(case, name: str) -> str:
 @rule("flag-unknown", *BOTH)
 def unknown(case, say):
     case.asked = True
-    for p in case.parsed.problems:
-        if p.kind != "unknown":
-            continue
+    for n, p in enumerate(p for p in case.parsed.problems if p.kind == "unknown"):
         if p.spelled.startswith("-"):
-            yield say("fail", f"{case.engine} {case.version} does not know {p.spelled}",
-                      f"error: {p.says} (exit 2)", _hint(case, p.spelled), p.spelled)
+            yield say("fail", f"{case.engine} {case.version} does not know {p.spelled[:80]}",
+                      f"error: {p.says[:400]} (exit 2)", _hint(case, p.spelled, n < SUGGESTIONS), p.spelled[:200])
         else:
             yield say("fail", f"a word that belongs to no flag: {p.spelled[:60]!r}", f"error: {p.says} (exit 2)",
                       "check the quoting, or the flag before it")
