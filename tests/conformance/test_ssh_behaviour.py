@@ -210,7 +210,18 @@ def test_the_eleventh_session_of_one_connection_is_refused(host):
 
 def test_a_stream_gives_lines_as_they_are_written(host):
     with host.stream(plain("sh", "-c", "echo one; read line; echo two")) as chunks:
-        assert next(chunks) == b"one\n"
+        assert first(chunks) == b"one\n"
+
+
+def test_a_silent_stream_gives_its_reader_a_chance_to_leave(host):
+    with host.stream(plain("sh", "-c", "echo one; cat; echo not reached")) as chunks:
+        assert first(chunks) == b"one\n"
+        assert [next(chunks), next(chunks)] == [b"", b""]
+
+
+def first(stream):
+    """The next bytes that were said: moments of silence passed over."""
+    return next(chunk for chunk in stream if chunk)
 
 
 def test_a_stream_ends_with_its_command_and_says_when_that_failed(host):
@@ -224,7 +235,7 @@ def test_a_stream_ends_with_its_command_and_says_when_that_failed(host):
 def test_streams_do_not_starve_commands(host):
     contexts = [host.stream(plain("sh", "-c", "echo up; cat")) for _ in range(19)]
     streams = [c.__enter__() for c in contexts]
-    assert [next(s) for s in streams] == [b"up\n"] * 19
+    assert [first(s) for s in streams] == [b"up\n"] * 19
     assert host.run(plain("echo", "still here")).text == "still here\n"
     for context in contexts:
         context.__exit__(None, None, None)
@@ -242,7 +253,7 @@ def test_what_dies_when_its_channel_is_gone(server, tmp_path, cut):
     host = connect("target", ssh_config=server.config)
     contexts = [host.stream(plain("sh", "-c", script)) for script in (WRITER, READER, IDLER)]
     streams = [c.__enter__() for c in contexts]
-    writer, reader, idler = (int(next(s).split()[0]) for s in streams)
+    writer, reader, idler = (int(first(s).split()[0]) for s in streams)
     try:
         assert all(map(alive, (writer, reader, idler)))
         if cut == "the client drops":
