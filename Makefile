@@ -17,7 +17,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	@$(PY) -m ruff check kit tests
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lab: .venv/ready
 	@$(PY) -m jupyter lab notebooks
