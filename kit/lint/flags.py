@@ -120,6 +120,8 @@ def read(argv: list[str], flags: Table, origin: str = "argv", positionals: int =
         if name is None:
             if not problem:
                 out.positional.append(word)
+            while problem and i < len(argv) and not _looks_like_option(argv[i], flags):
+                i += 1                              # the value of a flag that could be any of several
             continue
         flag = flags.by_name.get(name)
         if flag is None:                            # unknown flag; its values become stray words
