@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from kit import project
 from kit.checks import check_pair
-from kit.errors import KitError
+from kit.errors import CheckError, KitError
 from kit.findings import Finding, Report
 from kit.modelfacts import HostReader, LocalReader, ModelFacts, read_model
 from kit.seams import Host
 from kit.spec import Checkpoint, Experiment
 
 
-def facts(checkpoint: Checkpoint, host: Host) -> ModelFacts:
+def facts(checkpoint: Checkpoint, host: Host, python: str = "python3") -> ModelFacts:
     """The checkpoint's facts from its headers. Raises FetchError or HostError where it is nowhere yet."""
     if checkpoint.scheme == "folder" and (path := project.resolve(checkpoint.ref)).exists():
         return read_model(LocalReader(path))
-    return read_model(HostReader(host, checkpoint.path(host.root)))
+    return read_model(HostReader(host, checkpoint.path(host.root), python))
 
 
 def check(exp: Experiment, host: Host) -> Report:
@@ -29,10 +29,14 @@ def check(exp: Experiment, host: Host) -> Report:
     wanted = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter and exp.drafter else {})
     for role, checkpoint in wanted.items():
         try:
-            read[role] = facts(checkpoint, host)
-        except KitError as e:
+            read[role] = facts(checkpoint, host, exp.host.python)
+        except CheckError as e:     # it is there, and it is no model
+            return Report((Finding(f"{role}-readable", "fail", f"the {role} is damaged: {e.what}", why=e.where,
+                                   fix="fetch it again, or name another"),), title)
+        except KitError as e:       # not there yet, or the host did not answer
             return Report((Finding(f"{role}-readable", "unknown", f"the {role} could not be read: {e.what}",
                                    why=e.where, fix="fetch it first"),), title)
-    report = check_pair(read["target"], read["drafter"], engine=exp.engine.name, algorithm=exp.spec.algorithm,
-                        context=exp.serve.context)
+    name, version = exp.engine.name, exp.engine.version
+    report = check_pair(read["target"], read["drafter"], engine=f"{name}=={version}" if version else name,
+                        algorithm=exp.spec.algorithm, context=exp.serve.context, tp=exp.serve.tp)
     return Report(report.findings, title)
