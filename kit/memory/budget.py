@@ -6,7 +6,8 @@ SGLang sizes the KV pool once the weights are loaded:
 
 so the fraction covers weights and KV cache; activations, CUDA graphs and everything else live in the rest. Whether
 the drafter is inside the fraction depends on the release. Read in every listed wheel, `profile_max_num_token`, later
-`_profile_available_bytes` (model_executor/, from 0.5.16 mem_cache/kv_cache_configurator.py), and the pool configurator.
+`_profile_available_bytes` (model_executor/, from 0.5.16 mem_cache/kv_cache_configurator.py), the pool configurator,
+and when the drafter is loaded: from 0.5.14 before any pool (managers/scheduler.py `init_memory_pools`), earlier after.
 """
 
 from __future__ import annotations

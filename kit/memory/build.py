@@ -57,7 +57,7 @@ def memory_plan(target: ModelFacts, drafter: ModelFacts | None = None, *, gpu_mi
     weights = main_layers(weights_of(target), target.num_layers)
     kv = per_token(target, tp, size) if size else PerToken(None, why=f"how large a number of {str(kv_dtype)[:40]} is")
     draft = drafting(way, target, drafter, tp, size)
-    rule = budget(name, version, drafts=draft.layers > 0)
+    rule = budget(name, version, draft.drafts)
     context = context or target.context_length
     in_flight = max(steps * topk, verified or steps + 1) if way != "none" else 0
     plan = MemoryPlan(
@@ -78,12 +78,13 @@ def kv_tokens(plan: MemoryPlan, rule: Budget | None, kv: PerToken, draft: Drafti
     if rule is None or plan.mem_fraction_static is None or plan.target_gib is None or not kv.bytes:
         return None
     taken, cell = plan.target_gib, float(kv.bytes)
-    if draft.layers and (rule.drafter_inside or way in ("dflash", "dspark")):
-        cell *= 1 + draft.layers / kv.layers        # as if each of its layers were one of the target's
-    if draft.layers and rule.drafter_inside:
-        if plan.drafter_load_gib is None:
-            return None
+    inside = draft.drafts and rule.drafter_inside
+    if inside and (not draft.layers or plan.drafter_load_gib is None):
+        return None
+    if inside:
         taken += plan.drafter_load_gib
+    if inside or way in ("dflash", "dspark"):
+        cell *= 1 + draft.layers / kv.layers        # as if each of its layers were one of the target's
     return max(0, int((plan.free_gib * plan.mem_fraction_static - taken) * GIB / cell))
 
 

@@ -20,10 +20,10 @@ REBUILT_MLP, REBUILT_QKV = re.compile(r"\b(gate|up|gate_up|down)_proj\b"), re.co
 @dataclass(frozen=True)
 class Drafting:
     """resident_bytes   weights that stay, on each GPU
-    load_bytes       at the end of loading: also what is then given back (the embedding that the target lends, a layer
-                     that was built twice). An engine's log prints this one.
+    load_bytes       at the end of loading: also what is given back later (the embedding that the target lends, a
+                     layer that was built twice). An engine's log prints this one.
     kv               bytes per token of the drafter's own cache; it has a slot for every token of the target's
-    layers           its layers
+    layers           its layers; drafts: False where nothing is loaded to draft with
     """
 
     resident_bytes: float | None = 0.0
@@ -31,6 +31,7 @@ class Drafting:
     kv: PerToken = PerToken(0)
     basis: str = ""
     note: str = ""
+    drafts: bool = True
 
     @property
     def layers(self) -> int:
@@ -40,10 +41,9 @@ class Drafting:
 def drafting(algorithm: str, target: ModelFacts, drafter: ModelFacts | None, tp: int, size: int | None) -> Drafting:
     """Of one GPU of `tp`. size: bytes of a cached number. Bytes are None where the drafter says too little."""
     if algorithm in ("none", "ngram", "suffix"):
-        return Drafting()
+        return Drafting(drafts=False)
     if algorithm == "mtp" and drafter is None:
-        weights, kv = extra_layers(weights_of(target), target.num_layers), None
-        layers = target.mtp_layers or 1
+        weights, layers = extra_layers(weights_of(target), target.num_layers), target.mtp_layers or 1
         kv = per_token(target, tp, size, layers) if size else PerToken(None, layers)
         if not weights.known:
             return Drafting(None, None, kv, note="the headers show no MTP layer")
