@@ -23,8 +23,8 @@ class MemoryPlan:
     left_gib           for activations and CUDA graphs; reserve_gib: the engine's own rule of thumb for them
     report             findings
 
-    >>> memory_plan(target, gpu_mib=143771, mem_fraction_static=0.5, context=2048).kv_tokens
-    929512
+    >>> plan.kv_tokens, plan.requests, plan.report.ok
+    (930665, 453, True)
     """
 
     engine: str
