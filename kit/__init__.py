@@ -19,9 +19,9 @@ from typing import Any
 _HOME = {
     "Experiment": "spec", "KitError": "errors", "apply": "verbs", "bench": "verbs", "check": "checking",
     "compare": "analysis", "connect": "verbs", "controls": "widgets", "follow": "verbs", "metrics": "",
-    "phases": "reading", "plan": "planning", "plots": "", "report": "reading", "running": "reading", "runs": "reading",
-    "sentences": "verdict", "speculative_arm": "reading", "summary": "reading", "survey": "surveying",
-    "terms": "reading", "tune": "verbs", "watch": "ui",
+    "phases": "reading", "plan": "planning", "plots": "", "preflight": "prelaunch", "report": "reading",
+    "running": "reading", "runs": "reading", "sentences": "verdict", "speculative_arm": "reading", "summary": "reading",
+    "survey": "surveying", "terms": "reading", "tune": "verbs", "watch": "ui",
 }
 __all__ = sorted(_HOME)
 

@@ -11,11 +11,11 @@ from kit.seams import Host
 from kit.spec import Checkpoint, Experiment
 
 
-def facts(checkpoint: Checkpoint, host: Host, python: str = "python3") -> ModelFacts:
+def facts(checkpoint: Checkpoint, host: Host, python: str = "python3", every_header: bool = False) -> ModelFacts:
     """The checkpoint's facts from its headers. Raises FetchError or HostError where it is nowhere yet."""
     if checkpoint.scheme == "folder" and (path := project.resolve(checkpoint.ref)).exists():
-        return read_model(LocalReader(path))
-    return read_model(HostReader(host, checkpoint.path(host.root), python))
+        return read_model(LocalReader(path), every_header)
+    return read_model(HostReader(host, checkpoint.path(host.root), python), every_header)
 
 
 def check(exp: Experiment, host: Host) -> Report:
@@ -36,7 +36,6 @@ def check(exp: Experiment, host: Host) -> Report:
         except KitError as e:       # not there yet, or the host did not answer
             return Report((Finding(f"{role}-readable", "unknown", f"the {role} could not be read: {e.what}",
                                    why=e.where, fix="fetch it first"),), title)
-    name, version = exp.engine.name, exp.engine.version
-    report = check_pair(read["target"], read["drafter"], engine=f"{name}=={version}" if version else name,
-                        algorithm=exp.spec.algorithm, context=exp.serve.context, tp=exp.serve.tp)
+    report = check_pair(read["target"], read["drafter"], engine=exp.engine.release, algorithm=exp.spec.algorithm,
+                        context=exp.serve.context, tp=exp.serve.tp)
     return Report(report.findings, title)

