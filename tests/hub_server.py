@@ -34,7 +34,7 @@ class Repository:
     readers: set[str] = field(default_factory=set)      # tokens that may read it where it is gated or private
 
     def commit(self, files: dict[str, bytes], ref: str = "main") -> str:
-        commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        commit = hashlib.sha1(b"".join(b"%s\0%s\0" % (p.encode(), c) for p, c in files.items())).hexdigest()
         self.commits[commit], self.refs[ref] = files, commit
         return commit
 

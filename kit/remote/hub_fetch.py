@@ -18,6 +18,7 @@ import contextlib
 import email.utils
 import errno
 import fnmatch
+import functools
 import hashlib
 import http.client
 import json
@@ -39,6 +40,7 @@ KINDS = {"fetch": 3, "checksum": 4, "no-space": 5, "no-network": 6, "gated": 7, 
          "format": 10, "hostile": 11}
 CHUNK = 1 << 20
 LARGEST_PAGE, MOST_PAGES, LONGEST_WAIT_S = 64 << 20, 1000, 600
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (OSError, http.client.HTTPException)   # URLError and timeouts are OSErrors
 WEIGHTS = {".safetensors": "safetensors", ".gguf": "GGUF", ".onnx": "ONNX", ".msgpack": "Flax", ".h5": "Keras",
@@ -111,11 +113,17 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def web():
-    tls = ssl.create_default_context()      # honours SSL_CERT_FILE and SSL_CERT_DIR
-    for name in (os.environ.get("REQUESTS_CA_BUNDLE"), os.environ.get("CURL_CA_BUNDLE")):
-        if name and os.path.isfile(name):
-            tls.load_verify_locations(name)
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), Redirects())
+    trusted = tuple(os.environ.get(name, "") for name in CERTIFICATES)
+    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls(*trusted)), Redirects())
+
+
+@functools.lru_cache(maxsize=1)         # reading the certificates takes longer than a small file
+def tls(*trusted):
+    context = ssl.create_default_context()      # honours SSL_CERT_FILE and SSL_CERT_DIR
+    for name in trusted[2:]:
+        if os.path.isfile(name):
+            context.load_verify_locations(name)
+    return context
 
 
 def knock(endpoint, within_s):
