@@ -66,7 +66,7 @@ FAILURES = (
           "No memory is left for CUDA graphs. Fix: a lower serve.mem_fraction or fewer serve.slots."),
     Phase("gpu-memory", r"torch\.(cuda\.)?OutOfMemoryError: CUDA out of memory",
           "The GPU's memory does not suffice. Fix: see the memory plan."),
-    Phase("port-busy", r"address already in use|Port is already in use|is not available in \d+ seconds",
+    Phase("port-busy", r"[Aa]ddress already in use|Port is already in use|is not available in \d+ seconds",
           "Another process has the port, found out only after loading. Fix: stop it, or change serve.port."),
     Phase("nccl", r"nccl(UnhandledCuda|System|Internal|Remote)Error|DistBackendError|Watchdog caught collective",
           "The GPUs could not talk to each other. Fix: try NCCL_P2P_DISABLE=1 and NCCL_DEBUG=INFO in engine.env."),
