@@ -81,6 +81,8 @@ def draft_path(case, say):
         since = BUNDLED_MTP.get(case.architecture or "")
         if not (since and case.since(since)):
             yield say("unknown", f"no {DRAFT}: right only if the target carries its own drafter",
+                      "ValueError otherwise: DSpark dense speculative decoding requires setting "
+                      "--speculative-draft-model-path." if algo == "DSPARK" else
                       "MTP layers inside the checkpoint (DeepSeek, GLM …) need no path, every other target does",
                       f"add {DRAFT} DIR, or check the target with `kit compat`")
 

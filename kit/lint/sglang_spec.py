@@ -191,10 +191,12 @@ def adaptive_rule(case, say):
                   "EAGLE, no two-batch overlap, no pdmux" + ("" if case.since("0.5.14") else
                                                              "; before 0.5.14 it fills no numbers"),
                   f"drop it and set {CHAIN}")
-    elif case.number(S) is not None and not case.has("--speculative-adaptive-config") \
-            and case.number(S) not in (0, 1, 3, 5, 7):
+        return
+    steps = (0, 1, 3, 5, 7) if case.since("0.5.20") else (0, 1, 3, 7)   # union of the built-in table's candidates
+    if case.number(S) is not None and not case.has("--speculative-adaptive-config") and case.number(S) not in steps:
         yield say("fail", f"{S} {case.number(S)} is not one of the adaptive steps",
-                  f"ValueError: --speculative-num-steps={case.number(S)} is not in the adaptive config candidate_steps",
+                  f"ValueError: --speculative-num-steps={case.number(S)} is not in the adaptive config "
+                  f"candidate_steps {list(steps)}",
                   f"{S} 3, or a --speculative-adaptive-config that lists it")
 
 

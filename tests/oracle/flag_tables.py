@@ -41,8 +41,13 @@ class Constants(dict):
             case ast.Constant():
                 return node.value
             case ast.List() | ast.Tuple() | ast.Set():
-                values = [self.value(e) for e in node.elts]
-                return None if any(v is None for v in values) else values
+                values = []
+                for e in node.elts:
+                    one = self.value(e.value if isinstance(e, ast.Starred) else e)
+                    if one is None:
+                        return None
+                    values += one if isinstance(e, ast.Starred) else [one]
+                return values
             case ast.Name():
                 return self.get(node.id)
             case ast.BinOp(op=ast.Add()):
