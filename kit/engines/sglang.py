@@ -10,6 +10,7 @@ What this engine does its own way:
 - `--max-running-requests` is always given: with speculation SGLang would cap it at 48, and a baseline not.
 - The metrics page has counters of verification from 0.5.13 on; before, only a gauge of the last 40 steps, from which
   no window can be taken.
+- Every flag written here exists from 0.4.6 to 0.5.23; which algorithms a release has is for `kit.lint` to say.
 """
 
 from __future__ import annotations
