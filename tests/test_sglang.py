@@ -108,7 +108,8 @@ def test_as_first_written_lacks_the_number_of_steps():
 
 def test_a_start_with_a_drafter_goes_through_the_phases_in_order():
     seen = [name for name, _, _ in health.phases(PHASES, [(None, line) for line in recorded("start-eagle3.log")])]
-    assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "load-drafter", "sized", "listening", "ready"]
+    assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "load-drafter", "sized",
+                    "listening", "ready"]
 
 
 def test_a_start_without_one_loads_once():
