@@ -14,7 +14,7 @@ import pytest
 from doubles import LocalHost
 from modelfiles import HEAD, HEAD_TENSORS, LLAMA, TARGET_TENSORS, folder, gguf, safetensors
 
-from kit.errors import CheckError
+from kit.errors import CheckError, NoSuchFile
 from kit.modelfacts import HostReader, LocalReader, default_aux_layers, read_model
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
@@ -318,5 +318,5 @@ def test_a_path_with_odd_letters_is_read_on_a_host(tmp_path):
 
 
 def test_a_missing_model_on_a_host_is_an_error(tmp_path):
-    with pytest.raises(CheckError, match="No such file"):
+    with pytest.raises(NoSuchFile, match="No such file"):
         read_model(HostReader(LocalHost(tmp_path), str(tmp_path / "absent")))

@@ -77,6 +77,13 @@ def test_from_nothing_to_a_comparison_and_back(exp, host):
     assert not kit.plan(exp, now, "removed")
 
 
+def test_a_model_that_is_not_there_yet_is_unknown_and_a_damaged_one_fails(exp, host, tmp_path):
+    absent = exp.with_(**{"target.source": f"host:{tmp_path}/none.gguf"})
+    assert [f.verdict for f in kit.check(absent, host)] == ["unknown"]
+    (tmp_path / "none.gguf").write_bytes(b"no model at all")
+    assert [f.verdict for f in kit.check(absent, host)] == ["fail"]
+
+
 def test_a_drafter_that_does_not_fit_is_refused_before_anything_starts(exp, host):
     wrong = exp.arm("eagle3").with_(**{
         "drafter.source": "folder:data/models/smollm2-135m-eagle3/smollm2-135m-eagle3.q8_0.gguf"})
@@ -102,10 +109,8 @@ def test_a_busy_port_names_its_holder_and_nothing_is_started(exp, host, tmp_path
 def test_an_engine_that_dies_is_told_at_once_with_its_last_lines(exp, host, tmp_path):
     (tmp_path / "torn.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 64)
     torn = exp.with_(**{"target.source": f"folder:{tmp_path}/torn.gguf"})
-    began = time.monotonic()
-    with pytest.raises(ServiceDied) as caught:
+    with pytest.raises(ServiceDied) as caught:      # not NotHealthy, which comes at the deadline
         serve(torn, host)
-    assert time.monotonic() - began < torn.serve.healthy_within_s / 2
     assert len(str(caught.value).splitlines()) == 3 and "torn.gguf" in str(caught.value)
 
 

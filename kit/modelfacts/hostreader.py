@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kit import shipping
 from kit.command import Command
-from kit.errors import CheckError, ParseError
+from kit.errors import CheckError, NoSuchFile, ParseError
 
 if TYPE_CHECKING:
     from kit.seams import Host
@@ -46,7 +46,7 @@ class HostReader:
             raise ParseError(f"the host's answer about the model was not understood: {e}", where=self.name,
                              next="does its login shell print something by itself?") from None
         if error:
-            raise CheckError(f"no model to read: {error}", where=self.name, next="fetch it first, or mend the path")
+            raise NoSuchFile(f"no model to read: {error}", where=self.name, next="fetch it first, or mend the path")
         self.path, self.folder, self._files = answer["path"], answer["folder"], files
         at = 0
         for name, _, size in chunks:
