@@ -110,10 +110,25 @@ def ask(python: str, sources: Path, versions: list[str]) -> None:
             answers = [json.loads(line) for line in done.stdout.splitlines()]
             if len(answers) != len(sets):
                 raise SystemExit(f"{version}: {len(answers)} answers of {len(sets)}\n{done.stderr[-1500:]}")
-            rows = [json.dumps(s | {k: v.replace(folder, MODEL) if isinstance(v, str) else v for k, v in a.items()})
-                    for s, a in zip(sets, answers, strict=True)]
-            (RECORDED / f"{version}.jsonl").write_text("\n".join(rows) + "\n")
+            _write(RECORDED / f"{version}.jsonl", [{k: v.replace(folder, MODEL) if isinstance(v, str) else v
+                                                    for k, v in a.items()} for a in answers])
+            _write(RECORDED / "sets.jsonl", sets)
             print(version, sum(a["ok"] for a in answers), "accepted of", len(answers), flush=True)
+
+
+def _write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recorded() -> dict[str, list[dict]]:
+    """{release: one {"argv", "env", "ok", "error", "says", …} for each set}."""
+    sets = read(RECORDED / "sets.jsonl")
+    return {path.stem: [s | a for s, a in zip(sets, read(path), strict=True)]
+            for path in sorted(RECORDED.glob("[0-9]*.jsonl"))}
 
 
 def lint_says(version: str, row: dict) -> tuple[list[Finding], list[Finding]]:
@@ -132,20 +147,19 @@ def same_words(findings: list[Finding], row: dict) -> bool:
 def score() -> dict:
     """Agreement on refuse/accept per release, refusals foretold in the engine's words, and each set that differs."""
     versions, differ = {}, []
-    for path in sorted(RECORDED.glob("*.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for version, rows in recorded().items():
         agree = worded = 0
         for i, row in enumerate(rows):
-            refused_by, left_open = lint_says(path.stem, row)
+            refused_by, left_open = lint_says(version, row)
             if bool(refused_by) == (not row["ok"]):
                 agree += 1
                 worded += bool(refused_by) and same_words(refused_by, row)
             else:
-                differ.append({"version": path.stem, "set": i, "engine": "accepts" if row["ok"] else
+                differ.append({"version": version, "set": i, "engine": "accepts" if row["ok"] else
                                f"refuses: {row['error']}: {row.get('says', '')[:120]}",
                                "lint": [f.id for f in refused_by] or (
                                    "says unknown" if same_words(left_open, row) else "accepts")})
-        versions[path.stem] = {"sets": len(rows), "refused": sum(not r["ok"] for r in rows), "agree": agree,
+        versions[version] = {"sets": len(rows), "refused": sum(not r["ok"] for r in rows), "agree": agree,
                                 "same_words": worded}
     return {"versions": versions, "differ": differ}
 
