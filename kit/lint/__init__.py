@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.findings import Finding, Report
-from kit.lint import rules_flags, rules_open, sglang_rules, sglang_serve, sglang_spec, terms, vllm_rules  # noqa: F401
+from kit.lint import (  # noqa: F401  (each registers its rules)
+    rules_flags,
+    rules_open,
+    sglang_excludes,
+    sglang_rules,
+    sglang_serve,
+    sglang_spec,
+    terms,
+    vllm_rules,
+)
 from kit.lint.case import RULES, Case, capability
 from kit.lint.config_file import words_of
 from kit.lint.flags import known_versions, read, table

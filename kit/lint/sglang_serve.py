@@ -6,7 +6,6 @@ from kit.lint.case import rule
 from kit.lint.sglang_rules import BACKENDS
 from kit.lint.sglang_spec import EAGLE_FAMILY, K, N, S, algorithm, numbers
 
-GRAPH_OFF = ("--disable-cuda-graph",)
 SPEC_V2 = "SGLANG_ENABLE_SPEC_V2"
 
 
@@ -216,13 +215,3 @@ def context_unset(case, say):
         yield say("unknown", "without --context-length the drafter must reach the target's whole context",
                   "else ValueError: Target model's context_length … is greater than the derived context_length, after "
                   "the target has loaded", "--context-length 32768 (what you serve), or compare the two configs")
-
-
-@rule("lora-shape", "sglang")
-def lora_shape(case, say):
-    if case.has("--enable-lora") and not case.last("--lora-paths") and case.since("0.4.9") \
-            and not (case.last("--max-lora-rank") and case.last("--lora-target-modules")):
-        yield say("fail", "--enable-lora does not say how large its adapters may be",
-                  "AssertionError: When no initial --lora-paths is provided, you need to specify both --max-lora-rank "
-                  "and --lora-target-modules for LoRA initialization.", "--lora-paths, or --max-lora-rank 64 "
-                  "--lora-target-modules all")
