@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kit.lint.case import Case, rule
 from kit.lint.sglang_rules import BACKENDS, DRAFT
-from kit.lint.sglang_spec import EAGLE_FAMILY, K, N, S, adaptive, algorithm, numbers
+from kit.lint.sglang_spec import K, N, S, adaptive, algorithm, numbers
 
 BLOCK = ("DFLASH", "DSPARK")
 
