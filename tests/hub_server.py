@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LARGE = (".safetensors", ".bin", ".gguf", ".onnx", ".pth")      # what a repository keeps in LFS
 
@@ -64,9 +65,11 @@ class Hub:
     stall     {file: n}: the CDN sends n bytes, then nothing until the end; `stalled` is set
     refuse    [(pattern, status, headers)]: the first request that matches gets that answer, once
     altered   {file: content} that is sent instead of the right one
+
+    certificate   a PEM file with key and certificate: both speak TLS
     """
 
-    def __init__(self, page: int = 1000, ranges: bool = True):
+    def __init__(self, page: int = 1000, ranges: bool = True, certificate: str = ""):
         self.page, self.ranges, self.lock = page, ranges, threading.Lock()
         self.repositories: dict[str, Repository] = {}
         self.renamed: dict[str, str] = {}
@@ -79,7 +82,13 @@ class Hub:
         self.altered: dict[str, bytes] = {}
         self.stalled, self.closing = threading.Event(), threading.Event()
         self.servers = [_server(self, "hub"), _server(self, "cdn")]
-        self.url, self.cdn = (f"http://127.0.0.1:{s.server_address[1]}" for s in self.servers)
+        if certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate)
+            for server in self.servers:
+                server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        scheme = "https" if certificate else "http"
+        self.url, self.cdn = (f"{scheme}://127.0.0.1:{s.server_address[1]}" for s in self.servers)
 
     def __enter__(self) -> Hub:
         for server in self.servers:
@@ -145,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
     def route(self, path: str, query: dict) -> None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         found = re.fullmatch(r"/api/models/(?P<name>.+?)/(?P<what>revision|tree)/(?P<rest>.+)", path) \
+            or re.fullmatch(r"/api/(?P<what>resolve-cache)/models/(?P<name>[^/]+/[^/]+)/(?P<rest>.+)", path) \
             or re.fullmatch(r"/(?P<name>.+?)/(?P<what>resolve)/(?P<rest>.+)", path)
         if token and token not in self.hub.tokens:
             return self.refused(401, "", "Invalid credentials in Authorization header")
@@ -154,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or repo.private and token not in repo.readers:
             return self.refused(404, "RepoNotFound", "Repository not found") if token \
                 else self.refused(401, "RepoNotFound", "Invalid username or password.")
-        if found["what"] == "resolve":
-            return self.resolve(repo, found["rest"], token)
+        if found["what"].startswith("resolve"):
+            return self.resolve(repo, found["rest"], token, found["what"] == "resolve")
         commit = repo.find(found["rest"])
         if commit is None:
             return self.refused(404, "RevisionNotFound", f"Invalid rev id: {found['rest']}")
@@ -172,7 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         link = {"Link": f'<{self.hub.url}/api/models/{repo.name}/tree/{commit}?recursive=1&cursor={after}>; rel="next"'}
         self.answer(200, json.dumps(entries[start:after]).encode(), **link if after < len(entries) else {})
 
-    def resolve(self, repo: Repository, rest: str, token: str) -> None:
+    def resolve(self, repo: Repository, rest: str, token: str, first: bool) -> None:
+        """Large files lead to the CDN, small ones to another path here (relative, as the hub does it)."""
         if repo.gated and token not in repo.readers:
             return self.refused(403 if token else 401, "GatedRepo", f"Access to model {repo.name} is restricted.")
         commit = next((c for c in repo.commits if rest.startswith(f"{c}/")), "")
@@ -185,6 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
             sha256 = listed["lfs"]["oid"]
             return self.answer(302, b"", Location=f"{self.hub.cdn}/repos/{sha256}?Signature=s3cret&name={name}",
                                X_Linked_ETag=f'"{sha256}"', X_Linked_Size=str(len(content)), **about)
+        if first:
+            where = f"/api/resolve-cache/models/{repo.name}/{commit}/{quote(name)}"
+            return self.answer(307, b"", Location=where, **about)
         self.content(name, content, ETag=f'"{listed["oid"]}"', **about)
 
     # -- its CDN, and content of both

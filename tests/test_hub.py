@@ -1,8 +1,10 @@
 """Models from the hub: the real client program against a local server that speaks the hub's routes."""
 
 import contextlib
+import datetime
 import hashlib
 import io
+import ipaddress
 import json
 import os
 import random
@@ -14,6 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from doubles import LocalHost, RunsJobs
 from hub_server import Hub, entry
 
@@ -27,10 +33,10 @@ from kit.supervisors import supervisor
 
 WEIGHTS = random.Random(7).randbytes(1_500_000)
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
-FILES = {"config.json": b'{"hidden_size": 8}', "tokenizer/vocab.txt": b"a\nb\n", "model.safetensors": WEIGHTS,
+FILES = {"config.json": b'{"hidden_size": 8}', "tokenizer/vocab é 100%.txt": b"a\nb\n", "model.safetensors": WEIGHTS,
          "modeling_x.py": b"", "pytorch_model.bin": b"pickle", "onnx/model.onnx": b"onnx", "onnx/notes.txt": b"o",
          "original/consolidated.safetensors": b"once more", ".gitattributes": b"*.bin filter=lfs\n"}
-WANTED = {"config.json", "tokenizer/vocab.txt", "model.safetensors", "modeling_x.py"}
+WANTED = {"config.json", "tokenizer/vocab é 100%.txt", "model.safetensors", "modeling_x.py"}
 SETTINGS = ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_CACHE",
             "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy",
             "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
@@ -239,7 +245,7 @@ def test_a_killed_fetch_goes_on_at_the_last_byte(hub, host):
     process.communicate()
     got = Fetched(host)
     assert (got.folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.served == {"model.safetensors": len(WEIGHTS), "config.json": 18, "tokenizer/vocab.txt": 4}
+    assert hub.served == {"model.safetensors": len(WEIGHTS), "config.json": 18, "tokenizer/vocab é 100%.txt": 4}
     assert not list((got.folder / ".hub").glob("*.part"))
 
 
@@ -382,6 +388,11 @@ def test_a_token_that_the_server_repeats_is_masked(hub, host, token):
     assert token not in str(refused.value) + repr(jobs.lines)
 
 
+def test_logins_in_addresses_and_whatever_looks_like_a_token_are_masked_too():
+    assert hf.program().masked("hf_anotherone from https://me:pw@proxy:3128/ and http://x/a@b", "") \
+        == "hf_*** from https://***@proxy:3128/ and http://x/a@b"
+
+
 def test_a_token_that_cannot_be_one_is_refused_without_showing_it(hub, host):
     host.env["HF_TOKEN"] = "secret\u00e9 two words"
     jobs = RunsHere(host)
@@ -448,6 +459,29 @@ def test_proxy_variables_are_honoured(hub, host):
     assert all(path.startswith("http://hub.invalid/") for path in hub.paths()) and hub.paths("cdn")
 
 
+def test_a_certificate_is_demanded_and_one_may_be_added(host, tmp_path):
+    with Hub(certificate=self_signed(tmp_path / "hub.pem")) as hub:
+        hub.add("org/tiny", FILES)
+        host.env["HF_ENDPOINT"] = hub.url
+        with pytest.raises(FetchError, match="certificate of .* is not trusted .*SSL_CERT_FILE"):
+            Fetched(host)
+        host.env["SSL_CERT_FILE"] = str(tmp_path / "hub.pem")
+        assert (Fetched(host).folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def self_signed(path):
+    """A key and its certificate for 127.0.0.1, in one file."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hub")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(),
+                                   now - datetime.timedelta(days=1), now + datetime.timedelta(days=1)) \
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False) \
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True).sign(key, hashes.SHA256())
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return str(path)
+
+
 def test_a_silent_network_is_given_up_after_the_time_given(monkeypatch):
     over, program = threading.Event(), hf.program()
     monkeypatch.setattr(program.socket, "create_connection", lambda *_: over.wait(20) and socket.socket())
@@ -507,6 +541,20 @@ def test_on_the_way_through_this_machine_both_legs_go_on_where_they_broke(hub, f
     assert hub.served["model.safetensors"] == len(WEIGHTS) and not sent
 
 
+def test_a_proxy_that_does_not_lead_to_the_hub_is_no_network(hub, far):
+    hub.add("org/tiny", FILES)
+    far.env.update(HF_ENDPOINT="https://hub.invalid", https_proxy=hub.url)     # it knows no CONNECT
+    got = Fetched(far)
+    assert got.files.keys() == WANTED and "the proxy does not lead to the hub" in got.notes[0]
+
+
+def test_the_cache_of_this_machine_serves_a_host_without_network_and_stays_whole(hub, far, laptop, monkeypatch):
+    commit = hub.add("org/tiny", FILES).refs["main"]
+    base = snapshot(laptop / ".cache/huggingface/hub", "org/tiny", commit, FILES)
+    assert Fetched(far).files.keys() == WANTED and not hub.served
+    assert (base / "snapshots" / commit / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_a_link_lost_on_the_way_is_told_as_such_and_the_download_is_kept(hub, far, laptop):
     hub.add("org/tiny", FILES)
     put = far.put
@@ -536,9 +584,9 @@ def test_what_is_damaged_on_the_way_to_the_host_is_removed_there(hub, far):
 def test_a_host_disk_that_cannot_hold_it_is_noticed_before_this_machine_downloads(hub, far):
     hub.add("org/tiny", FILES).extra.append({"type": "file", "path": "huge.safetensors", "oid": "0" * 40, "size": 134,
                                              "lfs": {"oid": "0" * 64, "size": 1 << 52, "pointerSize": 134}})
-    with pytest.raises(NoSpace):
+    with pytest.raises(NoSpace) as refused:
         Fetched(far)
-    assert not hub.served
+    assert refused.value.where.startswith("local:") and not hub.served
 
 
 def test_where_neither_machine_has_network_the_error_is_about_this_one(hub, far, monkeypatch):

@@ -290,7 +290,7 @@ class Hub:
                 if isinstance(why, ssl.SSLCertVerificationError):
                     raise Failed("fetch", "the certificate of %s is not trusted here (%s); a proxy that opens TLS "
                                  "needs SSL_CERT_FILE" % (self.settings.endpoint, why.verify_message)) from None
-                if str(why).startswith("Tunnel connection failed"):
+                if str(why).startswith("Tunnel connection failed") and not self.met:
                     raise Failed("no-network", "the proxy does not lead to the hub: %s" % why) from None
                 patience.again("%s: %s" % (what, why), "fetch" if self.met else "no-network")
 
@@ -401,7 +401,7 @@ class Hub:
         self.room(dest, sum(f.size - self.have(f, dest) for f in files), "what is still to come")
         self.stop.clear()
         done, total, told = dict.fromkeys((f.path for f in files), 0), sum(f.size for f in files), {}
-        record = Record(dest)
+        record, said = Record(dest), ""
         pool = ThreadPoolExecutor(self.streams)
         try:
             running = {pool.submit(self.one, f, dest, record, done): f for f in sorted(files, key=lambda f: f.size)}
@@ -412,7 +412,10 @@ class Hub:
                     told[f.path] = {"size": f.size, "sha256": future.result()}
                 while not self.notes.empty():
                     self.note(self.notes.get())
-                self.say("progress %d %d %d of %d files" % (sum(done.values()), total, len(told), len(files)))
+                moved = "progress %d %d %d of %d files" % (sum(done.values()), total, len(told), len(files))
+                if moved != said:
+                    self.say(moved)
+                said = moved
         finally:
             self.stop.set()
             pool.shutdown(wait=not running, cancel_futures=True)
