@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 EXTRAS ?= dev
 
-.PHONY: demo test lab check fuzz clean
+.PHONY: demo test lab test-oracle fuzz clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Specbook needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -21,6 +21,17 @@ test: .venv/ready
 
 lab: .venv/ready
 	@$(PY) -m jupyter lab notebooks
+
+# Slow, by hand, needs the package index: SGLang's own argument parser against lint. About 5 GB in .cache/oracle.
+test-oracle: .venv/ready
+	sh tests/oracle/prepare.sh .cache/oracle
+	$(PY) tests/oracle/run.py ask --python .cache/oracle/venv/bin/python --sources .cache/oracle/sources
+
+# Longer than in make test; the seed is kept in the command, e.g. FUZZ_SEED=7.
+FUZZ_SEED ?= 1
+fuzz: .venv/ready
+	KIT_FUZZ_EXAMPLES=3000 $(PY) -m pytest tests/test_modelfacts_fuzz.py tests/test_lint.py tests/test_diagnose.py \
+		-k "fuzz or argparse or text or mixture or bytes" --hypothesis-seed=$(FUZZ_SEED)
 
 clean:
 	@if [ -x $(PY) ]; then $(PY) -m kit.rehearsal stop; fi

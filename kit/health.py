@@ -75,15 +75,16 @@ def died(exp: Experiment, host: Host, result: str, exit_code: int | None, signal
          said: list[str]) -> ServiceDied:
     """The error for a service that ended: how, its last lines, and the cause where a pattern knows it."""
     how = f"signal {signal}" if signal else f"exit {exit_code}" if exit_code is not None else result
-    cause = explain(engine(exp.engine.name).failures, said)
-    return ServiceDied(f"{exp.unit} ended ({how}) before it was healthy" + (f": {cause.meaning}" if cause else ""),
-                       where=f"{host.name}: {_tail(said)}",
-                       next="change what the lines complain about, and serve again")
+    cause, line = explain(engine(exp.engine.name).failures, said) or (None, "")
+    what, _, fix = cause.meaning.partition(" Fix: ") if cause else ("", "", "")
+    return ServiceDied(f"{exp.unit} ended ({how}) before it was healthy" + (f": {what}" if what else ""),
+                       where=f"{host.name}: {_tail([line, *said[-LAST_LINES:]] if line else said)}",
+                       next=fix or "change what the lines complain about, and serve again")
 
 
-def explain(failures: tuple[Phase, ...], said: list[str]) -> Phase | None:
-    """The first known failure, in the order of the table, that a line shows."""
-    return next((f for f in failures for line in said if re.search(f.pattern, line)), None)
+def explain(failures: tuple[Phase, ...], said: list[str]) -> tuple[Phase, str] | None:
+    """The first known failure, in the order of the table, and the line that shows it."""
+    return next(((f, line) for f in failures for line in said if re.search(f.pattern, line)), None)
 
 
 def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> list[tuple[str, float | None, str]]:
@@ -97,4 +98,4 @@ def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> li
 
 
 def _tail(said: list[str]) -> str:
-    return " | ".join(line.strip()[:160] for line in said[-LAST_LINES:]) or "it wrote nothing"
+    return " | ".join(line.strip()[:160] for line in dict.fromkeys(said[-LAST_LINES - 1:])) or "it wrote nothing"

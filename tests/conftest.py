@@ -41,3 +41,10 @@ def engine_python():
         subprocess.run([sys.executable, str(ROOT / "kit" / "remote" / "runtime.py"), str(folder), *ENGINE.packages],
                        check=True, stdout=subprocess.DEVNULL)
     return str(folder / "bin" / "python")
+
+
+def fuzzing(examples):
+    """Hypothesis settings: so many examples from a fixed seed; `make fuzz` asks for more, from a named one."""
+    from hypothesis import settings
+    more = os.environ.get("KIT_FUZZ_EXAMPLES")
+    return settings(max_examples=int(more or examples), deadline=None, derandomize=more is None, database=None)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from conftest import fuzzing
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.lint import lint
@@ -260,14 +261,14 @@ def stdlib_accepts(words) -> bool:
         return False
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@fuzzing(250)
 @given(command_lines())
 def test_flag_reader_accepts_and_refuses_what_argparse_does(words):
     """Every flag of a release, in a real ArgumentParser: the same words must be accepted and refused."""
     assert (not read(words, TABLE).problems) == stdlib_accepts(words), words
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@fuzzing(100)
 @given(st.lists(st.one_of(st.text(max_size=30), st.sampled_from(NAMES), WORD), max_size=6),
        st.sampled_from(["sglang==0.5.12", "sglang==0.5.4", "sglang==9.0", "vllm==0.32.0", "vllm==0.20.0"]))
 def test_any_text_gets_findings_and_never_a_traceback(words, engine):

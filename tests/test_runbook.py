@@ -111,7 +111,8 @@ def test_an_engine_that_dies_is_told_at_once_with_its_last_lines(exp, host, tmp_
     torn = exp.with_(**{"target.source": f"folder:{tmp_path}/torn.gguf"})
     with pytest.raises(ServiceDied) as caught:      # not NotHealthy, which comes at the deadline
         serve(torn, host)
-    assert len(str(caught.value).splitlines()) == 3 and "torn.gguf" in str(caught.value)
+    what, where, next = str(caught.value).splitlines()
+    assert "ends too early" in what and "GGUF" in what and "fetch it again" in next and "rehearsal: " in where
 
 
 def test_what_is_not_healthy_in_time_is_stopped_and_its_log_kept(exp, host, tmp_path):

@@ -5,7 +5,7 @@ set -eu
 dir=$1
 versions=${2:-"0.5.9 0.5.10.post1 0.5.12.post1 0.5.16 0.5.20 0.5.23"}
 mkdir -p "$dir/wheels" "$dir/sources"
-python3.11 -m venv "$dir/venv"
+${PYTHON:-python3.11} -m venv "$dir/venv"
 "$dir/venv/bin/pip" install -q torch==2.13.0
 "$dir/venv/bin/pip" install -q numpy transformers==5.12.1 msgspec orjson psutil pybase64 pillow ipython aiohttp \
     pydantic fastapi openai partial_json_parser gguf sentencepiece dill apache-tvm-ffi requests tqdm einops pyzmq \
