@@ -46,7 +46,7 @@ def verbs(steps):
 def test_on_a_bare_host_everything_is_brought_first_and_healthy_comes_last():
     steps = plan(EXP.arm("eagle3"), BARE)
     kinds = [v.split()[0] for v in verbs(steps)]
-    assert [k for i, k in enumerate(kinds) if k not in kinds[:i]] == ["write", "run", "fetch", "check", "start", "healthy"]
+    assert list(dict.fromkeys(kinds)) == ["write", "run", "fetch", "check", "start", "healthy"]
     assert kinds.count("fetch") == 2 and all(why for _, _, why in steps.rows())
 
 
