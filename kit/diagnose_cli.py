@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import gzip
 import sys
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -32,9 +33,9 @@ def main(argv: list[str]) -> int:
         with _opened(args.log) as stream:
             found = diagnose(stream, args.engine, args.command, title=args.log)
         report, status = found.report, found.exit_status
-    except (OSError, EOFError) as e:
-        report = Report((Finding("input", "unknown", f"cannot read {args.log}: {e.strerror or e}"[:300],
-                                 fix="correct the path"),), args.log)
+    except (OSError, EOFError, zlib.error) as e:     # the last two: an archive that was cut, or is none
+        said = getattr(e, "strerror", None) or e
+        report = Report((Finding("input", "unknown", f"cannot read it: {said}", fix="correct the path"),), args.log)
         status = 2
     print(report.to_json() if args.json else report)
     return status

@@ -19,19 +19,20 @@ from kit.diagnose import common, llamacpp, sglang, vllm
 from kit.diagnose.judge import Summary, findings, summary
 from kit.diagnose.marks import Mark
 from kit.diagnose.reader import Batch, batches, grouped
-from kit.diagnose.shapes import ZEROS, Shapes
-from kit.diagnose.start import Line, Phase, Start, arguments
+from kit.diagnose.records import Line, Phase
+from kit.diagnose.shapes import BORING, ZEROS, Shapes, stamped
+from kit.diagnose.start import Start, arguments
 from kit.findings import Finding, Report
 from kit.lint.flags import known_versions
 from kit.lint.versions import parse, show
 
 TABLES = {"sglang": sglang, "vllm": vllm, "llamacpp": llamacpp}
 # What tells the engines apart, in the order in which to ask.
-PRINTS = (("sglang", re.compile(rb"server_args=ServerArgs|sglang|SGLang|Load weight (?:begin|end)|Decode batch|KV Cache is all"
-                                rb"|[Cc]apture [\w ]*(?:cuda|CUDA) graph (?:begin|end)| TP\d+\] ")),
+PRINTS = (("sglang", re.compile(rb"server_args=ServerArgs|sglang|SGLang|Load weight (?:begin|end)|Decode batch"
+                                rb"|KV Cache is all|Capture [\w ]*(?:cuda|CUDA) graph (?:begin|end)| TP\d+\] ")),
           ("vllm", re.compile(rb"vLLM|vllm|EngineCore|SpecDecoding metrics|Avg generation throughput")),
           ("llamacpp", re.compile(rb"xllamacpp|llamacpp|srv  |llama_model|main: error: draft model")))
-UNJUDGED = ("engine", "engine-version", "input")
+CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b"})
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Diagnosis:
         return self.report._repr_html_()
 
 
-def diagnose(log: Any, engine: str = "", command: str = "", silent_s: float | None = None, title: str = "") -> Diagnosis:
+def diagnose(log: Any, engine: str = "", command: str = "", silent_s: float | None = None,
+             title: str = "") -> Diagnosis:
     """The diagnosis of one log.
 
     log       a binary stream, or lines: bytes, text, or `kit.seams.LogLine`s as `kit.following.recent` gives them
@@ -121,7 +123,7 @@ class Reading:
         self.last_failed: Start | None = None
         self.restarts = 0
         self.starts = 1
-        self.lines = self.bytes = self.odd = 0
+        self.lines = self.binary = 0
         self.last: Line | None = None       # the last line that bears a time
 
     def _fresh(self, restarts: int) -> Start:
@@ -135,17 +137,27 @@ class Reading:
         if self.shapes is None:
             self.looks = guess(batch.lines)
             self.engine = self.engine or self.looks
-            self.shapes = Shapes(_marks(self.engine))
-        lines, known, learn = batch.lines, self.shapes.known, self.shapes.learn
-        keys = b"\n".join(lines).translate(ZEROS).split(b"\n")
+            self.shapes = Shapes(table(self.engine))
+        known, learn, serving = self.shapes.known.get, self.shapes.learn, self.start.serving
+        if _binary(batch.text):
+            self.binary += 1
+            self.lines = batch.numbers[-1]
+            return
+        keys = batch.text.translate(ZEROS).split(b"\n")
+        lines, numbers, decode, prefill = batch.lines, batch.numbers, serving.decode, serving.prefill
         for i, key in enumerate(keys):
-            shape = known.get(key) or learn(key)
+            shape = known(key)
+            if shape is None:
+                shape = learn(key)
+            if shape is BORING:
+                continue
+            if shape.work is not None:
+                kind, spans = shape.work
+                (decode if kind == "decode" else prefill)(numbers[i], lines[i], spans)
             if shape.seen:
                 self._take(batch, i, shape)
+                decode, prefill = self.start.serving.decode, self.start.serving.prefill
         self.lines = batch.numbers[-1]
-        size = sum(map(len, lines))
-        self.bytes += size
-        self.odd += sum(line.count(b"\0") for line in lines) if b"\0" in keys[0] or b"\0" in keys[-1] else 0
         self._remember_time(batch, keys)
 
     def _take(self, batch: Batch, i: int, shape) -> None:
@@ -158,13 +170,14 @@ class Reading:
             if mark.kind == "restart":
                 self.restarts = int(groups[0])
                 self._next()
-            elif mark.id == "args" and line.source in self.start.sources and self.start.phases:
+                continue
+            if mark.id == "args" and line.source in self.start.sources and self.start.phases:
                 self._next()
             self.start.take(mark, line, groups)
 
     def _next(self) -> None:
         """Another start begins."""
-        if not self.start.marks:
+        if not self.start.marks and not self.start.serving.first:
             return
         done = summary(self.start)
         self.past.append(done)
@@ -175,7 +188,7 @@ class Reading:
 
     def _remember_time(self, batch: Batch, keys: list[bytes]) -> None:
         for i in range(len(keys) - 1, max(-1, len(keys) - 50), -1):
-            shape = self.shapes.known.get(keys[i]) or self.shapes.learn(keys[i])
+            shape = stamped(keys[i])
             transport_s = batch.times_s[i] if batch.times_s else None
             if shape.clock or transport_s is not None:
                 self.last = Line(batch.numbers[i], batch.lines[i], shape, transport_s)
@@ -183,7 +196,7 @@ class Reading:
 
     def result(self, release, odd: Finding | None, silent_s: float | None, title: str) -> Diagnosis:
         if not self.lines:
-            return _unjudged(title, Finding("input", "unknown", "the log is empty", fix="is it the right file or unit?"))
+            return _unjudged(title, Finding("input", "unknown", "the log is empty", fix="is it the right file?"))
         now = summary(self.start)
         start, state = self.start, now.state
         if self.last_failed and state in ("starting", "unreadable"):
@@ -192,18 +205,25 @@ class Reading:
             state = self.past[-1].state
         found = findings(start, state, self.last, silent_s, self.starts, self.restarts, list(self.past))
         if state == "unreadable":
-            kind = "binary data" if self.odd * 20 > self.bytes else "no line that a known engine writes"
-            found = [Finding("input", "unknown", f"{kind} in {self.lines} lines", fix="is it the server's own log?"), *found]
+            kind = "binary data" if self.binary else "no line that a known engine writes"
+            found.append(Finding("input", "unknown", f"{kind} in {self.lines} lines", fix="is it the server's log?"))
         if odd:
             found.append(odd)
         if self.looks and self.looks != self.engine:
-            found.append(Finding("engine-other", "warn", f"this looks like a log of {self.looks}, not of {self.engine}"))
+            found.append(Finding("engine-other", "warn", f"this looks like a log of {self.looks}, not {self.engine}"))
         cause = next((f.id for f in found if f.verdict == "fail"), "")
         return Diagnosis(state, self.engine, Report(tuple(found), title), tuple(start.phases.values()), cause,
                          self.starts, self.lines)
 
 
-def _marks(engine: str) -> list[Mark]:
+def _binary(data: bytes) -> bool:
+    """More than one byte in twenty of the beginning is a control character that no log holds."""
+    data = data[:1 << 14]
+    return (len(data) - len(data.translate(None, CONTROL))) * 20 > len(data)
+
+
+def table(engine: str) -> list[Mark]:
+    """All marks for one engine, or for any ("")."""
     tables = [TABLES[engine]] if engine else list(TABLES.values())
     return [m for table in (*tables, common) for m in table.MARKS] + \
         [c for table in (*tables, common) for c in table.CAUSES]

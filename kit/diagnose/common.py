@@ -35,7 +35,8 @@ HEADS = (
           "a head whose width differs from the target's cannot share the target's embedding", "a newer release"),
     cause("head-naming", r"There is no module or parameter named '(?:embed_tokens|midlayer|fc)\b",
           "the drafter's weights are named in another tool's way",
-          "an original EAGLE checkpoint, where converted names are expected", "a newer release, or convert the checkpoint"),
+          "an original EAGLE checkpoint, where converted names are expected",
+          "a newer release, or convert the checkpoint"),
     cause("vocabulary-padding", r"assert all\(vocab_sizes\[0\] == vocab_size for vocab_size in vocab_sizes\)",
           "target and drafter have vocabularies of different size",
           "in one family only the padding of the embedding differs", "pad the drafter's embedding, or another drafter"),
@@ -60,7 +61,7 @@ CAUSES = (
           "the number after Xid tells which; 79 is a GPU that fell off the bus",
           "look the Xid up, check power and slot, restart the host"),
     cause("start-timeout", r"start operation timed out|Failed with result 'timeout'",
-          "systemd ended the start at its time limit", "loading took longer than TimeoutStartSec, nothing else is shown",
+          "systemd ended the start at its time limit", "it took longer than TimeoutStartSec, nothing else is shown",
           "a longer TimeoutStartSec (and TimeoutStopSec)"),
     cause("exec-failed", r"status=203/EXEC|Failed to (?:execute|locate executable)", "the unit's program cannot be run",
           fix="an absolute path that exists and is executable in ExecStart"),
@@ -69,8 +70,8 @@ CAUSES = (
     cause("flag", r"error: (?:unrecognized arguments|argument [^:]+: |ambiguous option|the following arguments are "
           r"required)|invalid choice: ", "the engine refuses a flag; the line names it",
           fix="correct the flag for this release; lint knows which it has"),
-    cause("no-gpu", r"No accelerator \(|nvidia-smi (?:failed|not found)|No CUDA GPUs are available|Found no NVIDIA driver"
-          r"|CUDA driver version is insufficient", "no usable GPU is visible",
+    cause("no-gpu", r"No accelerator \(|nvidia-smi (?:failed|not found)|No CUDA GPUs are available"
+          r"|Found no NVIDIA driver|CUDA driver version is insufficient", "no usable GPU is visible",
           fix="driver, CUDA_VISIBLE_DEVICES, --gpus of the container"),
     cause("remote-code", r"contains custom code which must be executed|requires you to execute the configuration "
           r"file|argument `trust_remote_code=True`", "the checkpoint brings code that must be trusted first",
@@ -83,7 +84,7 @@ CAUSES = (
           r"|Watchdog caught collective operation timeout", "NCCL failed: the GPUs could not talk to each other",
           fix="NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1; check /dev/shm and the network interface"),
     cause("ninja-missing", r"No such file or directory: '(?:\S*/)?ninja'", "ninja is not on the PATH",
-          "kernels are compiled at the first start; a unit that names its python absolutely has not that folder on PATH",
+          "kernels are compiled at the first start; a unit that names its python absolutely lacks that folder",
           "put the environment's bin folder first on PATH"),
     cause("cache-folder", r"Permission denied: '/\.cache|Operation not permitted \(os error \d+\)"
           r"|Read-only file system: '[^']*cache", "a cache folder cannot be written",
@@ -91,11 +92,13 @@ CAUSES = (
           "set HOME, HF_HOME, HF_XET_CACHE, XDG_CACHE_HOME and TRITON_CACHE_DIR to a writable folder"),
     cause("disk-full", r"No space left on device", "the disk is full", fix="make room, or move the cache"),
     cause("weights-not-there", r"Error while deserializing header: \w+|safetensors_rust\.SafetensorError",
-          "a weight file is not a whole safetensors file", "a Git LFS pointer (cloned without git-lfs) or a copy that broke "
-          "off", "fetch it again with the hub client and compare the sha256"),
-    cause("hub-access", r"40[13] Client Error: (?:Forbidden|Unauthorized)|GatedRepoError|Access to model .* is restricted",
-          "the hub refuses this account", "a gated repository, no token, or one without the right; old clients do not say "
-          "which", "accept the licence with the same account, use a token that may read gated repositories"),
+          "a weight file is not a whole safetensors file",
+          "a Git LFS pointer (cloned without git-lfs), or a copy that broke off",
+          "fetch it again with the hub client and compare the sha256"),
+    cause("hub-access", r"40[13] Client Error: (?:Forbidden|Unauthorized)|GatedRepoError"
+          r"|Access to model .* is restricted", "the hub refuses this account",
+          "a gated repository, no token, or one without the right; old clients do not say which",
+          "accept the licence with the same account, use a token that may read gated repositories"),
     cause("config-missing", r"does not appear to have a file named config\.json",
           "the path holds no model", fix="correct the path; fetch the checkpoint"),
     cause("module-missing", r"ModuleNotFoundError: No module named", "a Python package is missing",
@@ -110,8 +113,9 @@ CAUSES = (
           "the target's weights do not fit on the GPUs",
           fix="more GPUs (--tp-size), a quantised checkpoint, or free memory that others hold", phase="^load-target"),
     cause("drafter-memory", r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
-          "no memory is left for the drafter", "it comes on top of the share of --mem-fraction-static: its weights, and "
-          "a cache of as many tokens as the target's", "a lower --mem-fraction-static", phase="^load-drafter"),
+          "no memory is left for the drafter",
+          "it comes on top of the share of --mem-fraction-static: its weights, and a cache of as many tokens as the "
+          "target's", "a lower --mem-fraction-static", phase="^load-drafter"),
     cause("graph-capture-memory", r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
           "no memory is left to capture CUDA graphs", "graphs take memory beside the share that weights and cache have",
           "a lower --mem-fraction-static, a smaller --cuda-graph-max-bs", phase="^capture"),
@@ -120,8 +124,8 @@ CAUSES = (
           phase="^(ready|warmup)"),
     cause("drafter-not-budgeted", r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
           "the GPU ran out of memory with a drafter beside the target",
-          "in older releases --mem-fraction-static governs the target's cache alone; the drafter's weights and a cache of "
-          "as many tokens come on top", "a lower --mem-fraction-static", when=speculating),
+          "in older releases --mem-fraction-static governs the target's cache alone; the drafter's weights and "
+          "a cache of as many tokens come on top", "a lower --mem-fraction-static", when=speculating),
     cause("gpu-memory", r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
           "the GPU ran out of memory", "in which phase the log does not show",
           "a lower memory share, a smaller batch or context, more GPUs"),

@@ -24,7 +24,7 @@ def draft_head_on_mla_backend(start: Any, hit: Any) -> bool:
 
 
 def prefix_hit_while_speculating(start: Any, hit: Any) -> bool:
-    return start.prefix_hits > 0 and (speculating(start, hit) or start.serving.accepting)
+    return start.serving.prefix_hit and (speculating(start, hit) or start.serving.accepting)
 
 
 def aux_widths_apart(start: Any, hit: Any) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from kit.diagnose.records import Hit, Line, apart
 from kit.diagnose.ruled_out import ruled_out
-from kit.diagnose.start import Hit, Line, Start, apart
+from kit.diagnose.start import Start
 from kit.diagnose.working import working
 from kit.findings import Finding
 
-QUIET_LINES, QUIET_S = 100, 10.0    # a start that goes on for so long after an exception has survived it
+TRACEBACKS = 1000                   # lines that the ranks' tracebacks take between an exception and the end
 CHILD_KILLED = {-9, 137}
 SILENT_S = 60.0                     # NCCL's first collective takes seconds
 
@@ -30,21 +31,21 @@ def summary(start: Start) -> Summary:
 
 
 def state_of(start: Start) -> str:
-    if fatal(start) or (start.last_death and start.last_death.number > start.alive):
+    if fatal(start) or (start.last_death and start.last_death.number > start.serving.alive):
         return "failed"
-    if start.last_raised and not start.ready and not survived(start, start.last_raised):
+    if start.last_raised and not start.ready and not survived(start, start.last_raised, start.raised_begun):
         return "failed"
     if start.stopped:
         return "stopped"
-    if start.ready or start.alive or start.serving.accepting:
+    if start.ready or start.serving.alive or start.serving.accepting:
         return "serving"
-    return "starting" if start.phases or start.args or start.nccl else "unreadable"
+    return "starting" if start.phases or start.args or start.nccl or start.notes else "unreadable"
 
 
 def fatal(start: Start) -> list[Hit]:
     """The hits that can have ended it, earliest first; on one line in the order of the tables."""
     hits = [h for h in start.hits.values() if h.cause.verdict != "warn" and holds(start, h)
-            and not survived(start, h.line, h.last)]
+            and not survived(start, h.line, h.begun, h.last)]
     return sorted(hits, key=lambda h: h.line.number)
 
 
@@ -56,16 +57,13 @@ def holds(start: Start, hit: Hit) -> bool:
     return hit.cause.when(start, hit)
 
 
-def survived(start: Start, line: Line, last: int = 0) -> bool:
-    """It worked on after this line, or its start went on well after it."""
+def survived(start: Start, line: Line, begun: int, last: int = 0) -> bool:
+    """It worked on after this line, or its start went on to two more phases. `begun`: phases before the line."""
     last = max(last, line.number)
     died = start.last_death.number if start.last_death else 0
-    if start.alive > last:
-        return not 0 < died - last < 10 * QUIET_LINES
-    moved = start.moved
-    if moved is None or moved.number <= last or last < died <= moved.number:
-        return False
-    return moved.number - last >= QUIET_LINES or (apart(line.time, moved.time) or 0.0) >= QUIET_S
+    if start.serving.alive > last:
+        return not 0 < died - last < TRACEBACKS
+    return len(start.phases) >= begun + 2 and not last < died <= start.moved.number
 
 
 def cause_of(start: Start) -> Finding | None:
@@ -101,7 +99,7 @@ def findings(start: Start, state: str, last: Line | None, silent_s: float | None
     found += _starts(state, starts, restarts, past)
     found += [Finding(h.cause.id, "warn", h.cause.meaning, h.cause.why, h.cause.fix, quote(h.line))
               for h in start.hits.values() if holds(start, h) and (h.cause.verdict == "warn" or survived(
-                  start, h.line, h.last)) and h.cause.id not in {f.id for f in found}]
+                  start, h.line, h.begun, h.last)) and h.cause.id not in {f.id for f in found}]
     if state == "serving" and start.last_raised and start.last_raised.number > start.ready_line:
         found.append(Finding("exceptions", "warn", "exceptions while serving, the server went on",
                              evidence=quote(start.first_raised, start.last_raised)))
@@ -125,7 +123,8 @@ def _where(start: Start, state: str, last: Line | None) -> list[Finding]:
         return [Finding("unfinished", "warn", f"slow or cut, not failed: the log ends {place}{progress}{since}{over}",
                         "no exception, no exit of a process", "give it more time, or look at the live service",
                         quote(start.moved, start.outside, last))]
-    return []
+    since = f"ready since line {start.ready.number}" if start.ready else "it works"
+    return [Finding("serving", "pass", since, evidence=quote(start.ready, last))]
 
 
 def where(start: Start) -> str:
@@ -140,7 +139,9 @@ def where(start: Start) -> str:
         return f"in {start.now}" if phase and phase.point else f"after {start.now}"
     if start.printed:
         return "before the first phase"
-    return "while it read its arguments" if "prepare_server_args" in start.trace else "in a phase that the log does not show"
+    if "prepare_server_args" in start.trace:
+        return "while it read its arguments"
+    return "in a phase that the log does not show"
 
 
 def _phases(start: Start) -> list[Finding]:
@@ -149,7 +150,7 @@ def _phases(start: Start) -> list[Finding]:
     parts = []
     for p in start.phases.values():
         took = f" {p.seconds:.1f} s" if p.seconds is not None else ""
-        parts.append(p.id + took + (" (not ended)" if p.open else ""))
+        parts.append(p.id + took + (" (not ended)" if p is start.open else ""))
     ranks = {w for p in start.phases.values() for w in (*p.began, *p.ended) if w}
     return [Finding("phases", "pass", " · ".join(parts) + (f" · {len(ranks)} ranks" if len(ranks) > 1 else ""),
                     "the longest rank counts" if len(ranks) > 1 else "",
@@ -172,9 +173,9 @@ def _nccl(start: Start, state: str, silent_s: float | None) -> list[Finding]:
         return [*found, Finding("nccl-hang", "unknown", "nothing follows after NCCL connected its rings",
                                 "a log cannot show whether it hangs, and not why",
                                 "try NCCL_P2P_DISABLE=1; the channels then go via SHM", quote(line))]
-    return [*found, Finding("nccl-hang", "fail" if hung else "warn", "nothing follows after NCCL's start: if that lasts a "
-                            "minute, the first collective hangs" if not hung else
-                            f"the first collective hangs: nothing for {silent_s:.0f} s after NCCL's start",
+    what = f"the first collective hangs: nothing for {silent_s:.0f} s after NCCL's start" if hung else \
+        "nothing follows after NCCL's start: if that lasts a minute, the first collective hangs"
+    return [*found, Finding("nccl-hang", "fail" if hung else "warn", what,
                             "peer to peer over PCIe that does not work: IOMMU or ACS in the way, or the NCCL build",
                             "NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce; then IOMMU and ACS off", quote(line))]
 

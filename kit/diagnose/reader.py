@@ -17,6 +17,10 @@ BLOCK = 1 << 20         # bytes read at once
 LONGEST = 1 << 16       # bytes kept of one line; the rest of it is dropped
 ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
+_PLAIN = re.compile(rb'[{,] ?"MESSAGE" ?: ?"([^"]*)" ?[,}]')
+_STAMP = re.compile(rb'"__REALTIME_TIMESTAMP" ?: ?"(\d{1,19})"')
+_KERNEL = re.compile(rb'"SYSLOG_IDENTIFIER" ?: ?"kernel"')
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -24,8 +28,8 @@ class Batch:
 
     numbers: Sequence[int]
     lines: list[bytes]
+    text: bytes         # the lines, joined by newlines
     times_s: Sequence[float | None] | None = None
-
 
 def batches(stream: BinaryIO) -> Iterator[Batch]:
     """The stream's lines, block by block.
@@ -40,7 +44,7 @@ def batches(stream: BinaryIO) -> Iterator[Batch]:
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         whole, rest = data[:cut], data[cut:]
         if skipping and cut:    # the end of a line whose beginning was given out already
-            gone = min((i for i in (whole.find(b"\n"), whole.find(b"\r")) if i >= 0)) + 1
+            gone = min(i for i in (whole.find(b"\n"), whole.find(b"\r")) if i >= 0) + 1
             number += whole[:gone].count(b"\n")
             whole, skipping = whole[gone:], False
         elif skipping:
@@ -65,28 +69,37 @@ def grouped(lines: Iterable[Any], size: int = 2000) -> Iterator[Batch]:
         for piece in _records(raw.rstrip(b"\n"), time_s):
             taken.append(piece[1]), times.append(piece[0]), numbers.append(number)
         if len(taken) >= size:
-            yield Batch(numbers, taken, times)
+            yield Batch(numbers, taken, b"\n".join(taken), times)
             taken, times, numbers = [], [], []
-    yield Batch(numbers, taken, times)
+    yield Batch(numbers, taken, b"\n".join(taken), times)
 
 
 def _batch(whole: bytes, first: int) -> Batch:
     if b"\x1b" in whole:
         whole = ANSI.sub(b"", whole)
-    lines = whole.removesuffix(b"\n").split(b"\n")
-    plain = b"\r" not in whole and not any(line.startswith((b"{", b" {")) for line in lines)
-    if plain:
-        return Batch(range(first, first + len(lines)), lines)
+    whole = whole.removesuffix(b"\n")
+    lines = whole.split(b"\n")
+    if b"\r" not in whole and b"\n{" not in whole and whole[:1] != b"{":
+        return Batch(range(first, first + len(lines)), lines, whole)
     taken, times, numbers = [], [], []
     for number, line in enumerate(lines, first):
+        if line[:1] == b"{" and b"\\" not in line and (found := _PLAIN.search(line)):
+            stamp = _STAMP.search(line)     # without a backslash no quote is inside a text
+            front = b"kernel: " if _KERNEL.search(line) else b""
+            taken.append(front + found[1])
+            times.append(int(stamp[1]) / 1e6 if stamp else None)
+            numbers.append(number)
+            continue
         for time_s, piece in _records(line, None):
-            taken.append(piece), times.append(time_s), numbers.append(number)
-    return Batch(numbers, taken, times)
+            taken.append(piece)
+            times.append(time_s)
+            numbers.append(number)
+    return Batch(numbers, taken, b"\n".join(taken), times)
 
 
 def _records(line: bytes, time_s: float | None) -> Iterator[tuple[float | None, bytes]]:
     """One raw line as what was written: a record of JSON unwrapped, a progress bar taken apart."""
-    record = _json(line) if line.lstrip()[:1] == b"{" else None
+    record = _json(line) if line[:1] == b"{" else None
     if record is not None:
         time_s, line = record
     for piece in (line.splitlines() if b"\n" in line or b"\r" in line else [line]):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 WINDOWS = 32        # at most; neighbours are put together when there are more
+THOROUGH = 1 << 17  # decode lines of which each is read; of twice as many every second, and so on
 NEARLY_FULL = 0.9   # share of the cache in use
 
 
-@dataclass
+@dataclass(slots=True)
 class Window:
     """Some neighbouring decode lines. `weight`: running requests, each verifies once per step."""
 
@@ -25,7 +26,7 @@ class Window:
         self.tokens_per_s += other.tokens_per_s
 
 
-@dataclass
+@dataclass(slots=True)
 class Serving:
     """Filled line by line; bounded. The first line after idle is dropped: its rate spans the idle time."""
 
@@ -33,53 +34,78 @@ class Serving:
     per_window: int = 1
     kept: int = 0
     dropped: int = 0
+    every: int = 1              # of the decode lines that is read, and stands for the others
     eager: int = 0              # lines without a CUDA graph
     ones: int = 0               # lines whose accept length is exactly 1
     accepting: int = 0          # lines that bear an accept length
     crowded: int = 0            # lines with the cache nearly full
-    fullest: float = 0.0
+    fullest: float = -1.0      # share of the cache; -1 where no line told
     longest_queue: int = 0
     first: int = 0
     last: int = 0
-    _idle: dict[bytes, bool] = field(default_factory=dict)
+    alive: int = 0              # number of the last line that shows it working
+    prefix_hit: bool = False    # a prefill found cached tokens
+    _busy: set[bytes] = field(default_factory=set)      # ranks that wrote a line since they were idle
+    _came: int = 0              # decode lines, read or not
 
     def idle(self, who: bytes) -> None:
-        self._idle[who] = True
+        self._busy.discard(who)
+
+    def prefill(self, number: int, line: bytes, at: tuple[int, ...]) -> None:
+        """`at`: where rank, new sequences, cached tokens and running requests stand. 0 running: it was idle before."""
+        w0, w1, _, _, c0, c1, r0, r1 = at
+        self.alive = number
+        if line[r0:r1] == b"0":
+            self._busy.discard(line[w0:w1])
+        if not self.prefix_hit:
+            self.prefix_hit = line[c0:c1] != b"0"
+
+    def decode(self, number: int, line: bytes, at: tuple[int, ...]) -> None:
+        """`at`: where rank, running requests, usage, accept length, graph, tokens/s and queue stand; 0, 0 for none."""
+        w0, w1, r0, r1, u0, u1, a0, a1, g0, g1, t0, t1, q0, q1 = at
+        self.alive = number
+        self._came += 1
+        if self._came % self.every and line[w0:w1] in self._busy:
+            return
+        if self._came == THOROUGH * self.every:
+            self.every *= 2
+        self.line(number, line[w0:w1], int(line[r0:r1]) if r1 else 1, float(line[a0:a1]) if a1 else None,
+                  float(line[t0:t1]), float(line[u0:u1]) if u1 else -1.0, int(line[q0:q1]) if q1 else 0,
+                  line[g0:g1] == b"False")
 
     def line(self, number: int, who: bytes, running: float, length: float | None, tokens_per_s: float,
-             usage: float | None, queue: int, graph: bool | None) -> None:
-        """One line of a server about its last steps."""
+             usage: float, queue: int, eager: bool) -> None:
+        """One line of a server about its last steps; it stands for `every` of them."""
+        n = self.every
         self.first, self.last = self.first or number, number
         self.longest_queue = max(self.longest_queue, queue)
-        if usage is not None:
-            self.fullest = max(self.fullest, usage)
-            self.crowded += usage > NEARLY_FULL
-        self.eager += graph is False
-        if length is not None:
-            self.accepting += 1
-            self.ones += length == 1.0
-        if self._idle.get(who, True):
-            self._idle[who] = False
+        self.fullest = max(self.fullest, usage)
+        self.crowded += n * (usage > NEARLY_FULL)
+        self.eager += n * eager
+        self.ones += n * (length == 1.0)
+        self.accepting += n * (length is not None)
+        if who not in self._busy:
+            self._busy.add(who)
             self.dropped += 1
             return
-        self.kept += 1
-        weight = max(running, 1.0) if length is not None else 0.0
-        self._add(Window(number, weight, weight * (length or 0.0), 1, tokens_per_s))
+        weight = (running or 1) if length is not None else 0
+        self._add(Window(number, n * weight, n * weight * (length or 0.0), n, n * tokens_per_s))
 
     def accept(self, number: int, length: float, weight: float = 1.0) -> None:
         """An accept length that stands alone."""
         self.first, self.last = self.first or number, number
-        self.accepting += 1
         self.ones += length == 1.0
-        self.kept += 1
+        self.accepting += 1
         self._add(Window(number, weight, weight * length, 1))
 
     def _add(self, window: Window) -> None:
+        """To the last window, or as one more; neighbours are put together where there are too many."""
+        self.kept += window.lines
         if self.windows and self.windows[-1].lines < self.per_window:
             self.windows[-1].take(window)
             return
         if len(self.windows) == WINDOWS:
-            for left, right in zip(self.windows[::2], self.windows[1::2]):
+            for left, right in zip(self.windows[::2], self.windows[1::2], strict=True):
                 left.take(right)
             del self.windows[1::2]
             self.per_window *= 2

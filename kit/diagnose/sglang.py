@@ -33,9 +33,11 @@ MARKS = (
     Mark("begin", "warmup", r"Uvicorn running on|Application startup complete", "the port is open, warming up"),
     Mark("ready", "ready", r"The server is fired up and ready to roll", "serving"),
     Mark("prefill", "prefill", r"Prefill batch.*?#new-seq: (\d+).*?#cached-token: (\d+).*?#running-req: (\d+)"),
-    Mark("decode", "decode", r"(?:#running-req: (\d+),.*?)?(?:token usage: ([\d.]+), )?(?:accept[_ ]len: ([\d.]+), )?"
-         r"(?:accept rate: [\d.]+, )?(?:cap len: [\d.]+, )?cuda graph: (\w+), gen throughput \(token/s\): ([\d.]+)"
+    Mark("decode", "decode", r"Decode batch.*?#running-req: (\d+),(?:.*?token usage: ([\d.]+),)?"
+         r"(?:.*?accept len: ([\d.]+),)?.*?cuda graph: (\w+), gen throughput \(token/s\): ([\d.]+)"
          r"(?:, #queue-req: (\d+))?"),
+    Mark("decode", "decode-cut", r"^()()accept len: ([\d.]+), (?:accept rate: [\d.]+, )?cuda graph: (\w+), "
+         r"gen throughput \(token/s\): ([\d.]+)(?:, #queue-req: (\d+))?"),
     Mark("accept", "accept", r"accept_len: ([\d.]+)\s*$"),
     Mark("full", "retract", r"KV cache pool is full\. Retract requests"),
     Mark("death", "child", r"Received sigquit from a child process|SIGQUIT received"),
@@ -105,7 +107,8 @@ CAUSES = (
           "trtllm_mla serves MLA only, and this drafter has ordinary heads",
           "--speculative-draft-attention-backend trtllm_mha, or an MLA drafter",
           trace=("maybe_init_draft_worker",), only_traced=True, when=draft_head_on_mla_backend),
-    cause("transformers-too-new", r"is already used by a Transformers config", "transformers is too new for this SGLang",
+    cause("transformers-too-new", r"is already used by a Transformers config",
+          "transformers is too new for this SGLang",
           "its own model names collide with those that transformers has by now", "install the transformers it pins"),
     cause("kernel-package", r"sglang-kernel with minimum required version|is less than the minimum required version"
           r"|Could not load any common_ops library", "sglang-kernel is missing or does not fit",
@@ -122,7 +125,8 @@ CAUSES = (
           "after the target was loaded it is the drafter's: it gets the target's effective context",
           "--context-length of at most the smaller one, or SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"),
     cause("head-layers", r"EAGLE3 currently only supports \d+ layer", "the drafter's config names more than one layer",
-          "mostly num_hidden_layers copied from the target's config", "num_hidden_layers 1 in the drafter's config.json"),
+          "mostly num_hidden_layers copied from the target's config",
+          "num_hidden_layers 1 in the drafter's config.json"),
     cause("aux-layers", r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton",
           "fewer auxiliary layers were captured than the head expects",
           "the widths are two multiples of one hidden size: an id in eagle_aux_hidden_state_layer_ids is no layer "

@@ -18,12 +18,15 @@ from kit.diagnose.marks import Mark
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
 HEX = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 MOST = 16 << 20         # bytes of keys kept at once
+MANY = 50_000           # shapes after which lines are looked at less closely
 READ = 4096             # bytes of a line in which marks are looked for
+
+WORK = ("decode", "prefill")
 
 Span = tuple[int, int]
 
 _SGLANG = re.compile(rb"\[(0000-00-00 00:00:00(?:\.0+)?)((?: [A-Z_]{2,9}0+)*)\] ?")
-_VLLM = re.compile(rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (00-00 00:00:00) \[[^\]\n]{1,80}\] ?")
+_VLLM = re.compile(rb"[GORL] (00-00 00:00:00) \[[^\]\n]{1,80}\] ?")
 _LLAMA = re.compile(rb"^(0+\.00\.000\.000) [A-Z] ")
 _ISO = re.compile(rb"^\[?(0000-00-00[T ]00:00:00(?:[.,]0+)?)(?:Z|[+-]00:?00)?\]? ?")
 _SYSLOG = re.compile(rb"^([A-Z][a-z]{2} [ 0]0 00:00:00) [\w.-]+ ")
@@ -31,12 +34,21 @@ _CLOCK = re.compile(rb"^(00:00:00) ")
 _FRONT = re.compile(rb"^\s*(?:[\w.-]+ +\| |[\w.-]+ >> |[\w.@-]+\[0+\]: ?|(?:stdout|stderr) [FP] |\[rank0+\]: ?"
                     rb"|\((?P<actor>\w+)[^()\n]{0,40}pid=0+[^()\n]{0,40}\) )")
 _REQUEST = re.compile(rb"(?:\[\w+\] )?(?:Receive: |Finish: |Received request |Added request )")
-# Words one of which is in every line that a mark can match; a line with none of them is not searched further.
-_NEWS = re.compile(
-    rb"rror|xcept|raceback|ssert|ail|illed|emory|OOM|oom|apture|aptur|Load|load|KV|SIG|sig|NaN|CCL|nccl"
-    rb"|rocess|exit|imed out|imeout|estart|tarted|tart|throughput|atch|accept|erver|not |ptimiz|File \"|%|Xid"
-    rb"|Detected|Bound|inja|raph|memory|--|Device|distributed|Operation|max_total|rank|llama|tree_|Init|via "
-    rb"|xllama|listening|Suspending|topped|topping|vLLM|engine|Spec|device|num_")
+# One of these is in every line that a mark can match; a line with none of them is not searched further.
+WORDS = ("%", "--", "accelerator", "accept", "address", "ailed", "allocat", "apture", "arch", "assert", "atch",
+         "attribute", "backend", "cache", "choice", "compile", "CRITICAL", "custom code", "device", "driver", "EAGLE",
+         "Errno", "erver", "exit", "Failure", "File \"", "Fmha", "found", "GGML", "GPUs", "index", "Init", "init",
+         "Interrupt", "kernel", "killed", "killer", "listening", "llama", "LoRA", "memory", "module", "NaN", "nccl",
+         "NCCL", "No such", "not ", "oad", "oom", "ound", "parameter", "peculati", "Pipeline", "Port is", "raph",
+         "requires", "reset", "resource_tracker", "restart", "restricted", "rror", "Shutting", "sigquit", "SIGQUIT",
+         "SIGTERM", "slot_", "smi ", "Spec v", "srcIndex", "status=", "supported", "synchronous", "tart", "tensor",
+         "throughput", "timed out", "topp", "Transformers", "tree_", "trust_remote_code", "unrec", "Uvicorn", "verlap",
+         "version", "vLLM", "vocab", "xcept", "Xid", "xllama")
+_NEWS = re.compile("|".join(map(re.escape, WORDS)).encode())
+# A log of so many shapes is mostly prose (prompts, answers): what is searched is less, and quicker to find.
+_PLAIN_NEWS = re.compile(rb"CUDA|Capture|Decode batch|Engine|Error|Failed|Fatal|Health|Init |KV |Killed|Load |Main proc"
+                         rb"|NCCL|Prefill batch|SIG|SpecD|Sched|The server is|Traceback|Uvicorn|Xid|killed|oom"
+                         rb"|timed out|xception|xited")
 
 
 class Seen(NamedTuple):
@@ -47,9 +59,12 @@ class Seen(NamedTuple):
     exact: re.Pattern[bytes] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """start: where the message begins; clock: what kind of time it bears; who: rank or actor that wrote it."""
+    """start: where the message begins; clock: what kind of time it bears; who: rank or actor that wrote it.
+
+    work: (kind, spans of who and of the groups in one tuple) of a line that a working server writes by the million.
+    """
 
     seen: tuple[Seen, ...] = ()
     start: int = 0
@@ -57,6 +72,10 @@ class Shape:
     stamp: Span = (0, 0)
     who: Span = (0, 0)
     front: int = 0          # end of what a launcher put in front
+    work: tuple[str, tuple[int, ...]] | None = None
+
+
+BORING = Shape()
 
 
 class Shapes:
@@ -66,7 +85,7 @@ class Shapes:
         self._marks = [(mark, mark.relaxed, mark.exact) for mark in marks]
         self.known: dict[bytes, Shape] = {}
         self._boring: dict[bytes, Shape] = {}
-        self._held = 0
+        self._held = self._learned = 0
 
     def learn(self, key: bytes) -> Shape:
         """The shape of a key that is not in `known`; puts it there."""
@@ -74,30 +93,44 @@ class Shapes:
         if (shape := self._boring.get(coarse)) is not None:
             return shape
         shape = self._read(key[:READ])
+        self._learned += 1
         self._held += len(key) + len(coarse)
         if self._held > MOST:
             self.known.clear()
             self._boring.clear()
             self._held = 0
         self.known[key] = shape
-        if not shape.seen:
+        if shape is BORING:
             self._boring[coarse] = shape
         return shape
 
     def _read(self, text: bytes) -> Shape:
-        clock, stamp, who, start, front = _prefix(text)
+        if not (_NEWS if self._learned < MANY else _PLAIN_NEWS).search(text):
+            return BORING
+        clock, stamp, who, start, front = prefix(text)
         body = text[start:]
-        if _REQUEST.match(body) or not _NEWS.search(body):
-            return Shape((), start, clock, stamp, who, front)
+        if _REQUEST.match(body):
+            return BORING
         seen = []
         for mark, relaxed, exact in self._marks:
             if m := relaxed.search(body):
                 spans = tuple((a + start, b + start) if a >= 0 else (0, 0) for a, b in m.regs[1:])
                 seen.append(Seen(mark, spans, exact))
-        return Shape(tuple(seen), start, clock, stamp, who, front)
+        work = next(((one.mark.kind, tuple(n for span in (who, *one.spans) for n in span)) for one in seen
+                     if one.mark.kind in WORK), None)
+        seen = [one for one in seen if one.mark.kind not in WORK]
+        if not seen and not work:
+            return BORING
+        return Shape(tuple(seen), start, clock, stamp, who, front, work)
 
 
-def _prefix(text: bytes) -> tuple[str, Span, Span, int, int]:
+def stamped(key: bytes) -> Shape:
+    """The prefix alone, of a line that need not be news."""
+    clock, stamp, who, start, front = prefix(key[:READ])
+    return Shape((), start, clock, stamp, who, front)
+
+
+def prefix(text: bytes) -> tuple[str, Span, Span, int, int]:
     """(kind of clock, its span, who's span, where the message starts, where the launcher's part ends)."""
     for clock, pattern in (("sglang", _SGLANG), ("vllm", _VLLM), ("llama", _LLAMA)):
         if m := pattern.search(text):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kit.diagnose.marks import Cause, Mark
+from kit.diagnose.records import Hit, Line, Note, Phase, apart
 from kit.diagnose.serving import Serving
-from kit.diagnose.shapes import Shape, seconds
 
-KEPT = 300          # characters of a line that is quoted
 TRACED = 2000       # function names remembered
 
 WANTED = {"attention_backend", "prefill_attention_backend", "decode_attention_backend", "speculative_algorithm",
@@ -20,77 +17,6 @@ WANTED = {"attention_backend", "prefill_attention_backend", "decode_attention_ba
           "disable_cuda_graph", "disaggregation_mode", "max_running_requests", "tp_size", "load_format", "version"}
 _PRINTED = re.compile(r"(\w+)=(?:'([^']*)'|([^,()' ]+))")
 _FLAG = re.compile(r"--([a-z][\w-]*)(?:[ =]([^\s-][^\s]*))?")
-
-Time = tuple[str, float] | None     # (clock, seconds): only times of one clock compare
-
-
-class Line(NamedTuple):
-    """A line where something was read; what it tells of itself is worked out only when asked."""
-
-    number: int
-    raw: bytes
-    shape: Shape
-    transport_s: float | None = None
-
-    @property
-    def text(self) -> str:
-        """For a reader, without what a launcher put in front, cut to a length that can be quoted."""
-        return self.raw[self.shape.front:self.shape.front + 2 * KEPT].decode("utf-8", "replace").strip()[:KEPT]
-
-    @property
-    def time(self) -> Time:
-        a, b = self.shape.stamp
-        return time_of(self.shape.clock, self.raw[a:b], self.transport_s)
-
-    @property
-    def who(self) -> bytes:
-        """Rank or actor."""
-        a, b = self.shape.who
-        return self.raw[a:b].strip()
-
-    @property
-    def source(self) -> bytes:
-        """What a launcher put in front, that tells servers in one log apart."""
-        return re.sub(rb"[\d:.T+-]{8,}", b"", self.raw[:self.shape.front])
-
-
-@dataclass
-class Phase:
-    """A step of the start. `began` and `ended` by rank."""
-
-    id: str
-    meaning: str
-    line: Line
-    began: dict[bytes, Time] = field(default_factory=dict)
-    ended: dict[bytes, Time] = field(default_factory=dict)
-    seconds: float | None = None
-    point: bool = False
-
-    @property
-    def open(self) -> list[bytes]:
-        return [] if self.point else [who for who in self.began if who not in self.ended]
-
-
-@dataclass
-class Hit:
-    """A cause's line: the first, how often, and the phase it fell in."""
-
-    cause: Cause
-    line: Line
-    groups: list[bytes]
-    phase: str
-    count: int = 1
-    last: int = 0
-
-
-@dataclass
-class Note:
-    """Something worth knowing that stops nothing."""
-
-    meaning: str
-    line: Line
-    count: int = 0
-
 
 class Start:
     """Takes marks (`take`), keeps what matters, in bounded memory."""
@@ -106,18 +32,17 @@ class Start:
         self.trace: set[str] = set()
         self.first_raised: Line | None = None
         self.last_raised: Line | None = None
+        self.raised_begun = 0       # phases begun before it
         self.deaths: dict[str, Line] = {}       # the first of each kind
         self.last_death: Line | None = None
         self.codes: set[int] = set()
         self.stopped: Line | None = None
         self.outside: Line | None = None
         self.ready: Line | None = None
-        self.alive = 0              # number of the last line that shows it working
         self.notes: dict[str, Note] = {}
         self.progress = ""          # "2/33", of the last progress bar
         self.nccl: tuple[str, Line] | None = None   # NCCL's last step, while nothing came after it
         self.transports: Counter[str] = Counter()
-        self.prefix_hits = 0
         self.retracted = 0
         self.tokens = 0             # that the cache holds
         self.serving = Serving()
@@ -162,14 +87,14 @@ class Start:
             if phase.id in ("warmup", "listening") and phase.open:
                 phase.ended = dict.fromkeys(phase.began, line.time)
                 phase.seconds = apart(phase.line.time, line.time)
-        self.ready, self.now, self.nccl, self.alive = self.ready or line, "ready", None, line.number
+        self.ready, self.now, self.nccl = self.ready or line, "ready", None
 
     def on_cause(self, mark: Cause, line: Line, groups: list[bytes]) -> None:
         hit = self.hits.get(id(mark))
         if hit:
             hit.count, hit.last = hit.count + 1, line.number
         elif not self.stopped and re.search(mark.phase, self.now):
-            self.hits[id(mark)] = Hit(mark, line, groups, self.now, last=line.number)
+            self.hits[id(mark)] = Hit(mark, line, groups, len(self.phases), last=line.number)
 
     def on_death(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         if self.stopped or (mark.id == "main-exited" and groups[:2] == [b"exited", b"0"]):
@@ -191,6 +116,7 @@ class Start:
     def on_raised(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         if not self.stopped:
             self.first_raised, self.last_raised = self.first_raised or line, line
+            self.raised_begun = len(self.phases)
 
     def on_frame(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         if len(self.trace) < TRACED:
@@ -224,25 +150,13 @@ class Start:
     # ------------------------------------------------------------------- work
 
     def on_served(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
-        self.alive = line.number
-
-    def on_prefill(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
-        self.alive = line.number
-        self.prefix_hits += groups[1] != b"0"
-        if groups[2] == b"0":
-            self.serving.idle(line.who)
-
-    def on_decode(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
-        running, usage, length, graph, rate, queue = groups
-        self.alive = line.number
-        self.serving.line(line.number, line.who, float(running or 1), float(length) if length else None, float(rate),
-                          float(usage) if usage else None, int(queue or 0), graph == b"True")
+        self.serving.alive = line.number
 
     def on_rate(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         rate, running, waiting, usage = (float(g) for g in groups)
         if rate or running:
-            self.alive = line.number
-        self.serving.line(line.number, line.who, running, None, rate, usage / 100, int(waiting), None)
+            self.serving.alive = line.number
+        self.serving.line(line.number, line.who, running, None, rate, usage / 100, int(waiting), False)
         if not running:
             self.serving.idle(line.who)
 
@@ -281,14 +195,9 @@ class Start:
 
     @property
     def open(self) -> Phase | None:
-        """The last phase that some rank has not ended."""
-        return next((p for p in reversed(self.phases.values()) if p.open), None)
-
-
-def apart(began: Time, ended: Time) -> float | None:
-    if began is None or ended is None or began[0] != ended[0]:
-        return None
-    return max(0.0, ended[1] - began[1])
+        """The last phase, where some rank has not ended it: a later one shows that the earlier are over."""
+        last = next(reversed(self.phases.values()), None)
+        return last if last and last.open else None
 
 
 def arguments(line: str) -> dict[str, str]:
@@ -300,10 +209,3 @@ def arguments(line: str) -> dict[str, str]:
         if len(found) < 2 or "error: " in line:
             return {}
     return {k: v for k, v in found.items() if k in WANTED}
-
-
-def time_of(clock: str, stamp: bytes, transport_s: float | None) -> Time:
-    if transport_s is not None:
-        return "transport", transport_s
-    found = seconds(clock, stamp) if clock else None
-    return None if found is None else (clock, found)

@@ -24,7 +24,7 @@ MARKS = (
     Mark("note", "graphs-partial", r"CUDAGraphMode\.\w+ is not supported with|setting cudagraph_mode=PIECEWISE",
          "the attention backend cannot be captured whole: attention runs eager between partial graphs, "
          "and speculation may be slower than none"),
-    Mark("death", "engine-core", r"Engine ?[Cc]ore (?:initialization )?failed|EngineDeadError|EngineCore failed to start"
+    Mark("death", "engine-core", r"Engine core initialization failed|EngineDeadError|EngineCore failed to start"
          r"|EngineCore encountered a fatal error"),
     Mark("stop", "shutdown", r"Shutting down(?: FastAPI)? HTTP server|Finished server process"),
 )

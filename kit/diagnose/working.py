@@ -15,10 +15,11 @@ def working(start: Start) -> list[Finding]:
         return []
     at = f"lines {s.first} to {s.last}"
     found = [*_accept(start), *_cache(start)]
+    read = f" (each {s.every}th was read)" if s.every > 1 else ""
     if s.tokens_per_s is not None:
         found.append(Finding("throughput", "pass", f"{s.tokens_per_s:.1f} tokens/s by its own lines",
-                             f"mean of {s.kept} lines; {s.dropped} first after idle dropped, as they count the idle "
-                             "time too", evidence=at))
+                             f"mean of {s.kept} lines{read}; {s.dropped} first after idle dropped, as they count the "
+                             "idle time too", evidence=at))
     if s.eager:
         lines = s.kept + s.dropped
         told = "as asked (--disable-cuda-graph)" if start.args.get("disable_cuda_graph") == "True" else \
@@ -35,11 +36,12 @@ def _accept(start: Start) -> list[Finding]:
     at = f"lines {s.first} to {s.last}"
     if s.ones == s.accepting:
         if start.args.get("load_format") == "dummy":
-            return [Finding("accept-length-one", "warn", "accept length 1.00: nothing accepted", "dummy weights", evidence=at)]
+            return [Finding("accept-length-one", "warn", "accept length 1.00: nothing was accepted",
+                            "the weights are dummies", evidence=at)]
         eagle = start.args.get("speculative_algorithm") == "EAGLE"
-        three = any("Eagle3" in t for t in start.types) or "eagle3" in start.args.get("speculative_draft_model_path",
-                                                                                     "").lower()
-        why = "algorithm EAGLE with an EAGLE-3 head: the head's fc is skipped without an error" if eagle and three else \
+        drafter = start.args.get("speculative_draft_model_path", "").lower()
+        three = any("Eagle3" in t for t in start.types) or "eagle3" in drafter
+        why = "algorithm EAGLE with an EAGLE-3 head: its fc is skipped without an error" if eagle and three else \
             "algorithm EAGLE with an EAGLE-3 head does this without an error; so do a missing d2t and a foreign head"
         return [Finding("accept-length-one", "fail" if s.ones >= ONES or (eagle and three) else "warn",
                         f"accept length 1.00 on every line ({s.ones}): not one draft was accepted", why,
@@ -56,13 +58,14 @@ def _accept(start: Start) -> list[Finding]:
 def _cache(start: Start) -> list[Finding]:
     s = start.serving
     at = f"lines {s.first} to {s.last}"
+    fullest = f"{s.fullest:.0%}" if s.fullest >= 0 else "to an unknown share"
     if start.retracted or s.crowded:
-        return [Finding("kv-pressure", "warn", f"the key-value cache was up to {s.fullest:.0%} full, requests were "
+        return [Finding("kv-pressure", "warn", f"the key-value cache was up to {fullest} full, requests were "
                         f"retracted {start.retracted} times, up to {s.longest_queue} waited",
                         "retracted requests are computed again", "fewer --max-running-requests, a shorter context, or "
                         "more memory for the cache", at)]
-    if s.fullest or start.tokens:
+    if s.fullest >= 0:
         size = f" of {start.tokens} tokens" if start.tokens else ""
-        return [Finding("kv-pressure", "pass", f"the key-value cache{size} was at most {s.fullest:.0%} full, "
+        return [Finding("kv-pressure", "pass", f"the key-value cache{size} was at most {fullest} full, "
                         f"up to {s.longest_queue} requests waited", evidence=at)]
     return []
