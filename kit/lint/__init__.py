@@ -70,7 +70,8 @@ def lint(engine: str, version: str, argv: list[str], env: Mapping[str, str] | No
     elif below == above:
         findings += [f for f, _ in _judge(below, *given)]
     else:
-        findings += _agreed([f for f, _ in _judge(below, *given)], [f for f, _ in _judge(above, *given)], below, above)
+        findings += _agreed([f for f, _ in _judge(below, *given)], [f for f, _ in _judge(above, *given)], below, above,
+                            version)
     return Report(tuple(findings), title)
 
 
@@ -126,12 +127,12 @@ def _uncertain(finding: Finding, version: Version) -> Finding:
     return dataclasses.replace(finding, verdict="unknown", what=f"{finding.what} (so in {show(version)})")
 
 
-def _agreed(old: list[Finding], new: list[Finding], below: Version, above: Version) -> list[Finding]:
-    """What two releases around this one say alike; the rest is unknown."""
+def _agreed(old: list[Finding], new: list[Finding], below: Version, above: Version, asked: str) -> list[Finding]:
+    """What the releases around the one that is asked for say alike; the rest is unknown."""
     def mended(f: Finding, version: Version) -> tuple:
         return f.id, f.verdict, f.what.replace(show(version), "*")
     left, right = {mended(f, below) for f in old}, {mended(f, above) for f in new}
-    out = [f for f in new if mended(f, above) in left]
+    out = [dataclasses.replace(f, what=f.what.replace(show(above), asked)) for f in new if mended(f, above) in left]
     for side, findings, other, version in (("not", old, right, below), ("not", new, left, above)):
         for f in findings:
             if mended(f, version) not in other and f.verdict != "pass":

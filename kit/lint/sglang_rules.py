@@ -97,9 +97,14 @@ def attention_topk(case, say):
             and any(case.text(b) == "trtllm_mha" for b in BACKENDS):
         yield say("fail", "trtllm_mha drafts chains only",
                   "ValueError: trtllm_mha backend only supports topk = 1 for speculative decoding.", f"{K} 1")
-    elif got.auto and any(c[1] > 1 for c in got.candidates) and any(case.text(b) == "trtllm_mha" for b in BACKENDS):
-        yield say("unknown", "the automatic top-k may be 4, which trtllm_mha refuses",
-                  "the numbers are chosen from the target's class", f"set {S} 3 {K} 1 {N} 4")
+    elif got.auto and any(c[1] > 1 for c in got.candidates):
+        named = any(case.text(b) == "trtllm_mha" for b in BACKENDS)
+        chosen = case.sm in (100, 103) and not any(case.text(b) for b in BACKENDS) \
+            and case.since("0.5.6") and case.before("0.5.7")
+        if named or chosen:
+            yield say("unknown", "the automatic top-k may be 4, which trtllm_mha refuses",
+                      "the numbers are chosen from the target's class" + ("" if named else ", and this release chooses "
+                      "trtllm_mha on such a GPU, before them, for any target without MLA"), f"set {S} 3 {K} 1 {N} 4")
 
 
 @rule("spec-attention-backend", "sglang")
@@ -135,14 +140,15 @@ def topk_page(case, say):
     elif case.before("0.4.9"):
         yield say("warn", f"{K} {int(topk)} becomes 1", f"page size {page:g} forces chains in this release", f"{K} 1")
         return
-    elif case.before("0.5.3"):
-        return
     else:
         good = {"flashinfer"} if case.before("0.5.6") else {"flashinfer", "fa3"} if case.before("0.5.13") else \
             {"flashinfer", "fa3", "triton"}
     if backend is None:
         yield say("unknown", f"top-k {topk:g} with page size {page:g} works only with {_list(good)}",
                   "the backend is chosen on the host", "name --attention-backend, or --page-size 1")
+    elif backend not in good and case.before("0.5.3"):
+        yield say("fail", f"top-k {topk:g} with page size {page:g} breaks on {backend}", "accepted by the parser; "
+                  "crashes while decoding, and later releases refuse it", f"--page-size 1, or {K} 1")
     elif backend not in good:
         text = "speculative_eagle_topk > 1 with page_size > 1 is " + (
             "unstable and produces incorrect results for paged attention backends" if case.before("0.5.13")

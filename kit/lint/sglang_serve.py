@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from kit.lint.case import rule
-from kit.lint.sglang_rules import BACKENDS
 from kit.lint.sglang_spec import EAGLE_FAMILY, K, N, S, algorithm, numbers
 
 SPEC_V2 = "SGLANG_ENABLE_SPEC_V2"
+MLA = re.compile(r"Deepseek|DeepSeek|KimiK2|KimiVL|GlmMoeDsa|Glm4MoeLite|LongcatFlash|MistralLarge3|BailingMoeV2_5")
 
 
 @rule("spec-concurrency-cap", "sglang")
@@ -170,27 +172,55 @@ def tree_at_concurrency(case, say):
 def gpu_backend(case, say):
     if case.sm is None:
         return
-    named = f"sm_{case.sm}"
-    for flag in BACKENDS:
-        backend = case.text(flag)
-        blackwell_dc, consumer = case.sm in (100, 103), case.sm in (120, 121)
-        if backend == "trtllm_mha" and not blackwell_dc:
-            decode_ok = flag.startswith("--decode") and case.since("0.5.10") and (case.sm == 90 or consumer)
-            if not decode_ok:
-                yield say("fail", f"{named} is not sm_100: trtllm_mha is not for this GPU", "ValueError: TRTLLM MHA "
-                          "backend" + (" for prefill" if case.since("0.5.10") else "")
-                          + " is only supported on Blackwell GPUs (SM100).", f"{flag} flashinfer or triton")
-        elif backend == "trtllm_mla" and not blackwell_dc and not (consumer and case.since("0.5.9")):
+    named, sm_100, consumer = f"sm_{case.sm}", 100 <= case.sm < 110, case.sm in (120, 121)
+    for phase, flag, backend in backends(case):
+        other = f"{flag} flashinfer or triton"
+        if backend == "trtllm_mha" and not sm_100:
+            since = {"prefill": "0.5.19", "decode": "0.5.10", "draft": "0.5.10"}[phase]
+            if not ((case.sm == 90 or consumer) and case.since(since)):
+                gate = f"for {phase} is" if case.since("0.5.10") else "is"
+                says = "accepted by the parser; its kernels are built for sm_100" if phase == "draft" else \
+                    f"ValueError: TRTLLM MHA backend {gate} only supported on Blackwell GPUs (SM100)."
+                yield say("fail", f"{named} is not sm_100: trtllm_mha is not for this GPU", says, other)
+            elif phase == "draft" and case.before("0.5.19"):
+                yield say("warn", f"trtllm_mha for the drafter: {named} is not sm_100",
+                          "its prefill kernels, which extend the drafts, are built for sm_100", other)
+            elif phase == "prefill" and consumer and case.text("--kv-cache-dtype") == "fp8_e4m3":
+                yield say("fail", f"{named} is not sm_100: trtllm_mha prefill has no fp8_e4m3 KV cache there",
+                          "ValueError: TRTLLM FMHAv2 prefill on SM120 does not support fp8_e4m3 KV cache", other)
+            elif phase == "prefill":
+                yield say("warn", f"trtllm_mha: {named} is not sm_100, other kernels run there",
+                          "accepted since 0.5.19, refused before", f"measure it against {other}")
+        elif backend == "trtllm_mla" and not sm_100 and not (consumer and case.since("0.5.5")):
             yield say("fail", f"{named} is not sm_100: trtllm_mla is not for this GPU",
-                      "ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs",
-                      f"{flag} flashinfer or triton")
+                      "ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs", other)
         elif backend == "trtllm_mla" and consumer:
             yield say("warn", f"trtllm_mla on {named}: accepted, its prefill kernels are built for sm_100",
-                      "'Unsupported architecture' in TllmGenFmhaRunner was seen", f"{flag} flashinfer or triton")
+                      "'Unsupported architecture' in TllmGenFmhaRunner was seen", other)
         elif backend == "fa3" and not 80 <= case.sm < 100:
             yield say("fail", f"fa3 is built for sm_8x and sm_90, not {named}",
-                      "accepted by the parser; its kernels do not run there",
-                      f"{flag} flashinfer or triton")
+                      "accepted by the parser; its kernels do not run there", other)
+        elif backend is None and consumer and phase == "prefill" and MLA.match(case.architecture or ""):
+            yield say("warn", f"no attention backend is named for an MLA target on {named}",
+                      "one built for sm_100 may be chosen: 'Unsupported architecture' in TllmGenFmhaRunner was seen",
+                      "--attention-backend triton or flashinfer")
+
+
+def backends(case) -> list[tuple[str, str, str | None]]:
+    """(phase, flag that names it, backend) for prefill, decode and the drafter. Up to 0.5.9 every flag counts for
+    itself, even where another one overrides it."""
+    both, out = case.text("--attention-backend"), []
+    for phase in ("prefill", "decode"):
+        flag = f"--{phase}-attention-backend"
+        own = case.text(flag)
+        out.append((phase, flag, own) if own else (phase, "--attention-backend", both))
+        if own and both and case.before("0.5.10"):
+            out.append((phase, "--attention-backend", both))
+    if len({(flag, backend) for _, flag, backend in out}) == 1:
+        out = out[:1]       # one flag for both: said once, by the stricter of the two
+    if algorithm(case) and (draft := case.text("--speculative-draft-attention-backend")):
+        out.append(("draft", "--speculative-draft-attention-backend", draft))
+    return out
 
 
 @rule("parallel-sizes", "sglang")
