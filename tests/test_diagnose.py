@@ -371,6 +371,16 @@ def test_serving_keeps_its_mean_in_bounded_windows():
     assert abs(serving.accept_length - 1.5) < 0.001 and serving.tokens_per_s == 100.0
 
 
+def test_of_very_many_decode_lines_each_nth_stands_for_the_others(monkeypatch):
+    monkeypatch.setattr("kit.diagnose.serving.THOROUGH", 64)
+    line = "[2026-05-01 10:00:00 TP0] Decode batch, #running-req: 8, #token: 5120, token usage: 0.{:02}, " \
+           "accept len: {:.2f}, accept rate: 0.54, cuda graph: True, gen throughput (token/s): 500.00, #queue-req: 0"
+    said = diagnose([line.format(n % 50, 2 + n % 3 / 10) for n in range(3000)])
+    assert "accept length 2.1" in found(said, "accept-length").what     # 2.0, 2.1, 2.2 in turn
+    kept = int(re.match(r"mean of (\d+) lines \(each \d+th was read\)", found(said, "throughput").why)[1])
+    assert abs(kept - 3000) < 100 and "500.0 tokens/s" in found(said, "throughput").what
+
+
 def test_engines_are_told_apart():
     assert guess(raw(SEED).splitlines()) == "sglang"
     assert guess(raw("vllm_specdecoding_metrics_2026.txt").splitlines()) == "vllm"

@@ -55,8 +55,6 @@ class Diagnosis:
     @property
     def exit_status(self) -> int:
         """1: something failed; 2: it could not be judged; 0: nothing failed (unknown findings are listed)."""
-        if any(f.id == "engine" and f.verdict == "unknown" for f in self.report):
-            return 2
         if not self.report.ok:
             return 1
         return 2 if self.state in ("failed", "unreadable") else 0

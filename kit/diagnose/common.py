@@ -7,6 +7,7 @@ from kit.diagnose.marks import Mark, cause
 
 MARKS = (
     Mark("frame", "frame", r"File \"[^\"]*\", line \d+, in (\w+)"),
+    Mark("traceback", "traceback", r"Traceback \(most recent call last\)"),
     Mark("raised", "raised", r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?::.*)?)$"),
     Mark("raised", "fatal", r"^\s*([\w./-]+: error: .*|CRITICAL.*|Fatal Python error.*|(?:main: )?error: .*)$"),
     Mark("args", "flags", r"--(?:model|model-path|speculative-[\w-]+|tp-size|attention-backend)[ =]"),

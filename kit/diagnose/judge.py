@@ -33,7 +33,8 @@ def summary(start: Start) -> Summary:
 def state_of(start: Start) -> str:
     if fatal(start) or (start.last_death and start.last_death.number > start.serving.alive):
         return "failed"
-    if start.last_raised and not start.ready and not survived(start, start.last_raised, start.raised_begun):
+    raised = start.torn or start.last_raised
+    if raised and not start.ready and not survived(start, raised, start.raised_begun):
         return "failed"
     if start.stopped:
         return "stopped"
@@ -79,10 +80,11 @@ def cause_of(start: Start) -> Finding | None:
                        "somebody outside did it: mostly the kernel's OOM killer, for want of the host's memory, "
                        "not the GPU's", "journalctl -k | grep -i oom; memory.events of the unit's control group",
                        quote(*start.deaths.values()))
-    said = f"it raised {start.first_raised.text[:120]}" if start.first_raised else "it names no exception"
+    said = f"it raised {start.first_raised.text[:120]}" if start.first_raised else \
+        "the log breaks off in a traceback" if start.torn else "it names no exception"
     return Finding("cause", "unknown", f"it failed, and the cause is not known: {said}",
                    "no pattern of the tables fits", "read the lines around the evidence",
-                   quote(start.first_raised, start.last_raised, *start.deaths.values()))
+                   quote(start.first_raised, start.last_raised, start.torn, *start.deaths.values()))
 
 
 def findings(start: Start, state: str, last: Line | None, silent_s: float | None, starts: int, restarts: int,

@@ -42,8 +42,8 @@ WORDS = ("%", "--", "accelerator", "accept", "address", "ailed", "allocat", "apt
          "NCCL", "No such", "not ", "oad", "oom", "ound", "parameter", "peculati", "Pipeline", "Port is", "raph",
          "requires", "reset", "resource_tracker", "restart", "restricted", "rror", "Shutting", "sigquit", "SIGQUIT",
          "SIGTERM", "slot_", "smi ", "Spec v", "srcIndex", "status=", "supported", "synchronous", "tart", "tensor",
-         "throughput", "timed out", "topp", "Transformers", "tree_", "trust_remote_code", "unrec", "Uvicorn", "verlap",
-         "version", "vLLM", "vocab", "xcept", "Xid", "xllama")
+         "throughput", "timed out", "topp", "raceback", "Transformers", "tree_", "trust_remote_code", "unrec",
+         "Uvicorn", "verlap", "version", "vLLM", "vocab", "xcept", "Xid", "xllama")
 _NEWS = re.compile("|".join(map(re.escape, WORDS)).encode())
 # A log of so many shapes is mostly prose (prompts, answers): what is searched is less, and quicker to find.
 _PLAIN_NEWS = re.compile(rb"CUDA|Capture|Decode batch|Engine|Error|Failed|Fatal|Health|Init |KV |Killed|Load |Main proc"

@@ -32,6 +32,7 @@ class Start:
         self.trace: set[str] = set()
         self.first_raised: Line | None = None
         self.last_raised: Line | None = None
+        self.torn: Line | None = None       # a traceback whose exception did not come yet
         self.raised_begun = 0       # phases begun before it
         self.deaths: dict[str, Line] = {}       # the first of each kind
         self.last_death: Line | None = None
@@ -53,7 +54,7 @@ class Start:
     # -------------------------------------------------------- one method per kind of mark
 
     def take(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
-        self.marks += mark.kind not in ("frame", "progress", "restart", "raised")
+        self.marks += mark.kind not in ("frame", "progress", "restart", "raised", "traceback")
         getattr(self, "on_" + mark.kind)(mark, line, groups)
 
     def on_begin(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
@@ -117,6 +118,11 @@ class Start:
         if not self.stopped:
             self.first_raised, self.last_raised = self.first_raised or line, line
             self.raised_begun = len(self.phases)
+            self.torn = None
+
+    def on_traceback(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
+        if not self.stopped:
+            self.torn, self.raised_begun = line, len(self.phases)
 
     def on_frame(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         if len(self.trace) < TRACED:
