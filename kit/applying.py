@@ -19,6 +19,14 @@ from kit.spec import Experiment
 from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Stop, Write
 from kit.supervisors import supervisor
 
+# The folder goes when nothing else is in it, and the root with its last folder.
+REMOVE = r"""
+folder=$1 root=$2; shift 2
+[ -d "$folder" ] || exit 0
+for only; do find "$folder/" -mindepth 1 -maxdepth 1 -name "$only" -exec rm -rf -- {} + || exit 1; done
+rmdir -- "$folder" 2>/dev/null && rmdir -- "$root" 2>/dev/null || true
+"""
+
 
 class Applier:
     """One plan, one host, one job. `run()` returns what the last Healthy step measured, in seconds."""
@@ -122,9 +130,7 @@ class Applier:
         inside = step.path.removeprefix(self.host.root + "/")
         if inside == step.path or inside.startswith((".", "/")) or ".." in inside.split("/"):
             raise PlanError(f"{step.path} is not below the kit's folder", where=self.host.root, next="report it")
-        # the root itself goes with its last folder, where nothing else is in it
-        self.host.run(sh('rm -rf -- "$1" && { rmdir -- "$2" 2>/dev/null || true; }', step.path, self.host.root)
-                      ).check(f"remove {step.path}")
+        self.host.run(sh(REMOVE, step.path, self.host.root, *step.only)).check(f"remove {step.path}")
 
     def run_job(self, unit: Unit, on_line: Callable[[str], None]) -> UnitState:
         """Run a job unit to its end, on the host, under the supervisor."""

@@ -146,7 +146,7 @@ if [ -z "$inode" ]; then echo free; else
   pid=${dir#/proc/}; pid=${pid%%/*}
   [ -z "$pid" ] || { echo "$pid"; tr '\\0\\n' '  ' < "/proc/$pid/cmdline"; echo; }
 fi""", _port),
-    Fact("shipped", 'sha256sum -- "$root"/bin/* 2>/dev/null || true', _sums),
+    Fact("shipped", 'cd "$root/bin" && sha256sum -- * 2>/dev/null || true', _sums),
     Fact("engines", """
 for f in "$root"/engines/*/complete.json; do
   [ -f "$f" ] || continue

@@ -6,6 +6,7 @@ and undo are plans of the same kind.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from kit import shipping
@@ -131,7 +132,10 @@ def _stops(exp: Experiment, now: Survey) -> list[Step]:
     return [Stop(u.name, "it is running", exp.serve.stop_within_s) for u in _mine(exp, now) if u.running]
 
 
-OWNED = ("units", "models", "engines", "runs", "bin")     # folders below the root that the kit makes
+HEX = "[0-9a-f]"
+# Folders below the root that the kit makes, and how it names what it puts there: the rest in them is not ours.
+OWNED = {"units": ("*",), "models": (f"*-{HEX * 8}",), "engines": (f"*-{HEX * 8}",),
+         "runs": (f"[0-9]*T[0-9]*Z-*-{HEX * 4}",), "bin": shipping.names()}
 
 
 def _removals(exp: Experiment, now: Survey) -> list[Step]:
@@ -139,6 +143,8 @@ def _removals(exp: Experiment, now: Survey) -> list[Step]:
     others = sorted({str(u.about.get("experiment")) for u in now.units if u not in mine})
     if others:      # models and engines may be theirs too
         return [Forget(u.name, f"it belongs to {exp.name}; the rest stays for {', '.join(others)}") for u in mine]
-    if not (now.shipped or now.units or now.models or now.engines):
+    there = {"units": [u.name for u in now.units], "models": now.models, "engines": now.engines, "bin": now.shipped}
+    if not any(fnmatchcase(name, only) for folder, found in there.items() for name in found for only in OWNED[folder]):
         return []
-    return [Remove(f"{now.root}/{folder}", "nothing else uses the kit's folder") for folder in OWNED]
+    return [Remove(f"{now.root}/{folder}", "nothing else uses the kit's folder", only)
+            for folder, only in OWNED.items()]

@@ -13,6 +13,12 @@ def content(name: str) -> bytes:
     return resources.files("kit.remote").joinpath(name).read_bytes()
 
 
+def names() -> tuple[str, ...]:
+    """All of them."""
+    return tuple(sorted(f.name for f in resources.files("kit.remote").iterdir()
+                        if f.name.endswith(".py") and f.name != "__init__.py"))
+
+
 def sha256(name: str) -> str:
     return hashlib.sha256(content(name)).hexdigest()
 

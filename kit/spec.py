@@ -41,6 +41,15 @@ class HostSpec(Frozen):
     supervisor: str = Field("process", description="who keeps the services: process")
     gpus: Gpus | None = Field(None, description="count, memory_mib and arch of its GPUs, for checks without the host")
 
+    @field_validator("root")
+    @classmethod
+    def _folder_of_its_own(cls, v: str) -> str:
+        """The kit makes bin/ and models/ there, and `removed` deletes what it made."""
+        parts = v.rstrip("/").split("/")
+        if parts in ([""], ["~"]) or ".." in parts or "\0" in v or re.match("~[^/]", v):
+            raise ValueError("should be a folder of its own, e.g. ~/.specbook or /data/specbook")
+        return v.rstrip("/")
+
 
 class EngineSpec(Frozen):
     """The inference server."""

@@ -101,9 +101,13 @@ class Forget:
 
 @dataclass(frozen=True)
 class Remove:
-    """Delete a folder of ours, strictly below the kit's root on the host."""
+    """Delete what is ours in a folder below the kit's root on the host, and the folder once it is empty.
+
+    only   names of ours, as shell patterns: `host.root` may be a disk where somebody has models/ or bin/ too
+    """
     path: str
     why: str
+    only: tuple[str, ...] = ("*",)
 
     @property
     def subject(self) -> str:

@@ -1,6 +1,7 @@
 """Plans are pure: facts in, steps with reasons out. The host here is only a value."""
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -11,6 +12,7 @@ from kit.facts import Holder, Present
 from kit.planning import plan, tools
 from kit.seams import UnitState
 from kit.spec import Experiment
+from kit.steps import Remove
 from kit.surveys import Survey
 
 EXP = Experiment.load(project.root() / "configs" / "micro.yaml")
@@ -126,3 +128,12 @@ def test_undo_alone_on_the_host_removes_every_folder_of_ours_and_then_nothing_is
     removed = [v for v in verbs(plan(EXP, serving(), "removed")) if v.startswith("remove")]
     assert removed == [f"remove /r/{name}" for name in ("units", "models", "engines", "runs", "bin")]
     assert not plan(EXP, BARE, "removed").steps
+
+
+def test_undo_touches_nothing_that_only_lies_in_the_same_folders():
+    theirs = replace(BARE, models={"my-llm": Present(None, {"w": 1})}, shipped={"tool": "0" * 64}, engines={"v8": {}})
+    assert not plan(EXP, theirs, "removed").steps
+    for step in plan(EXP, serving(), "removed"):
+        if isinstance(step, Remove):
+            assert not any(fnmatchcase(name, only) for name in ("my-llm", "tool", "v8", "2025") for only in step.only
+                           if not step.path.endswith("/units"))

@@ -77,6 +77,21 @@ def test_from_nothing_to_a_comparison_and_back(exp, host):
     assert not kit.plan(exp, now, "removed")
 
 
+def test_undo_on_a_shared_disk_leaves_what_lay_there_before(exp, host, tmp_path):
+    disk = tmp_path / 'my "disk"\\'
+    theirs = [disk / "models" / "my-llm" / "w", disk / "runs" / "2025" / "r", disk / "bin" / "tool"]
+    for file in theirs:
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+    exp = exp.with_(**{"host.root": str(disk)})
+    host = kit.connect(exp)
+    kit.apply(kit.plan(exp, kit.survey(exp, host), "fetched"), host).result(60)
+    assert not kit.plan(exp, kit.survey(exp, host), "fetched")
+    kit.apply(kit.plan(exp, kit.survey(exp, host), "removed"), host).result(60)
+    assert sorted(p for p in disk.rglob("*") if p.is_file()) == sorted(theirs)
+    assert not kit.plan(exp, kit.survey(exp, host), "removed")
+
+
 def test_a_model_that_is_not_there_yet_is_unknown_and_a_damaged_one_fails(exp, host, tmp_path):
     absent = exp.with_(**{"target.source": f"host:{tmp_path}/none.gguf"})
     assert [f.verdict for f in kit.check(absent, host)] == ["unknown"]

@@ -92,3 +92,9 @@ def test_checkpoints_of_different_sources_lie_in_different_folders():
     a, b = Checkpoint(source="folder:a/x.gguf"), Checkpoint(source="folder:b/x.gguf")
     assert a.slug != b.slug and a.path("/r") == f"/r/models/{a.slug}/x.gguf"
     assert Checkpoint(source="host:/models/K2").path("/r") == "/models/K2"
+
+
+@pytest.mark.parametrize("root", ["", "/", "~", "~/", "~other/x", "/data/../..", "a\0b"])
+def test_the_folder_on_the_host_is_one_of_its_own(root):
+    with pytest.raises(SpecError, match=r"host\.root: should be a folder of its own"):
+        Experiment.load(MICRO).with_(**{"host.root": root})
