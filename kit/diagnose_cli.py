@@ -37,8 +37,19 @@ def main(argv: list[str]) -> int:
         said = getattr(e, "strerror", None) or e
         report = Report((Finding("input", "unknown", f"cannot read it: {said}", fix="correct the path"),), args.log)
         status = 2
-    print(report.to_json() if args.json else report)
+    print(report.to_json() if args.json else shown(report))
     return status
+
+
+def shown(report: Report) -> str:
+    """The report with its evidence: of a log, the lines are half of the answer."""
+    lines = [report.title]
+    for f in report:
+        lines.append(f"{f.verdict:7} {f.id}: {f.what}")
+        said = (("why", f.why), ("fix", f.fix)) if f.verdict != "pass" or f.id == "ruled-out" else ()
+        lines += [f"{'':8}{label}: {text}" for label, text in said if text]
+        lines += [f"{'':8}| {line}" for line in f.evidence.splitlines() if f.verdict != "pass"]
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -399,6 +399,7 @@ def test_command_prints_findings_and_sets_the_status(capsys):
     assert status == 1
     assert {"id", "verdict", "what", "why", "fix", "evidence"} == set(json.loads(printed)[0])
     assert run(capsys, LOGS / SERVED[0])[0] == 0
+    assert "| 24: AssertionError" in run(capsys, LOGS / SEED)[1]
 
 
 @pytest.mark.parametrize("argv", [["/nowhere/at/all.log"], [LOGS], [LOGS / SEED, "--engine", "tgi"],
