@@ -33,6 +33,6 @@ def _all(start: Start, state: str) -> list[tuple[str, str]]:
         ("GPU memory", "weights and cache were allocated, no line tells of want" if {"load-target", "kv-cache"} <= done
          and not any(MEMORY.search(i) for i in ids) else ""),
         ("the port", "it was opened" if {"warmup", "listening"} & set(start.phases) else ""),
-        ("the kernel's OOM killer", "an exception came before the SIGKILL: the main process so ends its own tree "
-         "when a child failed" if killed and raised and "host-memory" not in ids else ""),
+        ("the kernel's OOM killer", "an exception came before the SIGKILL: a server so ends its own processes when "
+         "one of them failed" if killed and raised and "host-memory" not in ids else ""),
     ]
