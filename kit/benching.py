@@ -18,7 +18,7 @@ from kit import health, project, store, workload
 from kit.applying import Applier
 from kit.engines import engine
 from kit.errors import JobError, PlanError
-from kit.following import run_to_end, state, stop
+from kit.following import run_to_end, state, stop, to_end
 from kit.job import Job
 from kit.planning import tools
 from kit.seams import Host, UnitState
@@ -56,7 +56,8 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
             job.progress(int(found[1]), int(found[2]), found[3])
         job.line(text)
 
-    ended = there if there and not there.running else run_to_end(
+    wait = to_end if there else run_to_end      # one that ends while we look must not be started over
+    ended = there if there and not there.running else wait(
         host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
     meta = {"id": run_id, "identity": key, "purpose": purpose, **_meta(exp, host, now)}
     run = store.collect(host, workload.remote_dir(host.root, run_id), meta, folder)

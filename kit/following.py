@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from kit.errors import Cancelled, KitError, LinkLost
+from kit.errors import Cancelled, ConnectError, HostKeyError, KitError, LinkLost
 from kit.seams import Host, LogLine, Supervisor, Unit, UnitState
 
 RETRIES_S = (0.2, 0.5, 1, 2, 4, 8, 15, 30)   # waits between tries to get a lost connection back
@@ -37,12 +37,20 @@ def lines(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "",
                         cursor, tries = parsed.cursor, 0
                         yield parsed
             return
-        except LinkLost:
-            if tries == len(RETRIES_S):
+        except (LinkLost, ConnectError) as e:       # ConnectError: not back yet; at the first try it is an answer
+            refused = isinstance(e, HostKeyError) or isinstance(e, ConnectError) and not tries
+            if refused or tries == len(RETRIES_S):
                 raise
-            time.sleep(RETRIES_S[tries])
+            _pause(RETRIES_S[tries], check)
             tries += 1
-            check()
+
+
+def _pause(seconds: float, check: Callable[[], None]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        check()
+        time.sleep(min(0.2, seconds))
+    check()
 
 
 def recent(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "") -> list[LogLine]:
@@ -89,6 +97,12 @@ def run_to_end(host: Host, sup: Supervisor, python: str, unit: Unit, on_line: Ca
         there = state(host, sup, python, unit.name)
     if not there.running:
         start(host, sup, python, unit)
+    return to_end(host, sup, python, unit, on_line, check)
+
+
+def to_end(host: Host, sup: Supervisor, python: str, unit: Unit, on_line: Callable[[str], None],
+           check: Callable[[], None]) -> UnitState:
+    """Wait for the end of a job that runs, or has just ended."""
     try:
         for line in lines(host, sup, python, unit.name, check=check):
             on_line(line.text)
