@@ -96,6 +96,7 @@ def test_context_follows_rope_scaling_as_the_engine_does(tmp_path, rope, context
     (TARGET_TENSORS, {"num_hidden_layers": 1}, "plain"),
     ({}, {"num_hidden_layers": 1, "draft_vocab_size": None}, "eagle3"),
     ({}, {"num_hidden_layers": 1}, "eagle"),
+    ({}, {"num_hidden_layers": 1, "architectures": None}, "unknown"),
     ({}, {"dflash_config": {"target_layer_ids": [1, 3]}}, "dflash"),
     ({}, {"markov_rank": 8}, "dspark"),
     ({}, {}, "plain"),

@@ -107,10 +107,10 @@ def classify(config: Mapping[str, Any], fields: Any, weights: Weights) -> tuple[
         return "eagle3", f"class {arch}", False
     if "eagle" in low:
         return "eagle", f"class {arch}", False
-    return (*_by_shape(fields, shapes, weights.known), False)
+    return (*_by_shape(arch, fields, shapes, weights.known), False)
 
 
-def _by_shape(fields: Any, shapes: Shapes, known: bool) -> tuple[Packaging, str]:
+def _by_shape(arch: str, fields: Any, shapes: Shapes, known: bool) -> tuple[Packaging, str]:
     hidden, layers = fields.count("hidden_size") or shapes.fc_out, fields.count("num_hidden_layers")
     vocab = fields.count("vocab_size")
     if shapes.has("d2t"):
@@ -131,6 +131,8 @@ def _by_shape(fields: Any, shapes: Shapes, known: bool) -> tuple[Packaging, str]
         return "eagle3", "its one layer is named midlayer"
     if known:
         return "plain", "a whole model: no fc, no d2t"
-    if layers == 1:
+    if layers == 1 and arch:    # without a class it may be an EAGLE-3 head that leaves its draft vocabulary out
         return "eagle", "one decoder layer and no draft vocabulary"
+    if layers == 1:
+        return "unknown", "one decoder layer; neither a class nor a draft vocabulary is said"
     return ("plain", "more than one layer and nothing of a head") if layers else ("unknown", "config says too little")
