@@ -2,7 +2,9 @@
 
 import ast
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -12,6 +14,17 @@ BLOCKS = dict.fromkeys(re.findall(r"```(\w+)\n(.*?)```", README, re.S))
 
 def commands():
     return [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
+
+
+def test_the_checks_say_what_the_readme_says():
+    said = {}
+    for command in [c for c in commands() if c.startswith("python -m kit")]:
+        words = [sys.executable, *shlex.split(command)[1:]]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1, done.stdout + done.stderr
+        said[words[3]] = done.stdout
+    assert "--speculative-num-steps is missing" in said["lint"] and "accept length 1.00" in said["compat"]
+    assert "--speculative-num-steps" in said["diagnose"]
 
 
 def test_the_make_commands_and_their_plain_forms_are_the_same():
