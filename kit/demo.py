@@ -10,12 +10,13 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kit import launches, metrics, project, rehearsal, store
+from kit import launches, metrics, project, reading, rehearsal
 from kit.analysis import compare
 from kit.applying import Applier
 from kit.errors import KitError, PlanError
@@ -25,6 +26,7 @@ from kit.spec import Experiment
 from kit.surveying import survey
 from kit.verbs import connect
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEADLINE = ("chat", 1)      # prompt set and concurrency of the last line's numbers
 
 
@@ -32,7 +34,7 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
     """Run all notebooks against `config`; 0 when all went well. What was started is stopped, whatever happens."""
     began = time.time()
     exp = Experiment.load(config, host)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)   # ended from outside: stop what was started, too
+    _interrupted_once()
     with _alone():
         out = project.root() / "data" / "reports" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         try:
@@ -41,9 +43,28 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
                          {"config": config, "host": host, "again": True, "report_folder": str(out)})
             line = _last_line(exp, out, began)
         finally:
+            _deaf()
             _stop(exp)
     print(json.dumps(line, separators=(",", ":")), flush=True)
     return 0
+
+
+def _interrupted_once() -> None:
+    """Ctrl-C, TERM and a closed terminal all end the demo, and only the first counts: the stopping goes on."""
+    def end(*_: object) -> None:
+        _deaf()
+        with suppress(OSError):
+            os.write(2, b"\nstopping what was started\n")
+        raise KeyboardInterrupt
+
+    for number in ENDINGS:
+        if signal.getsignal(number) != signal.SIG_IGN:      # nohup
+            signal.signal(number, end)
+
+
+def _deaf() -> None:
+    for number in ENDINGS:
+        signal.signal(number, lambda *_: None)              # SIG_IGN would be inherited by what we still start
 
 
 @contextmanager
@@ -93,19 +114,20 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
 
 def _stop(exp: Experiment) -> None:
     """Stop what this experiment runs, and the embedded host if it is the one."""
-    with suppress(KitError):
+    try:
         host = connect(exp)
         Job.start(f"stop {exp.name}",
                   lambda job: Applier(plan(exp, survey(exp, host), "stopped"), host, job).run()).result()
         host.close()
+    except KitError as e:
+        print(f"could not stop what {exp.name} may still run on {exp.host.ssh}: {e.what}", file=sys.stderr)
     if exp.host.ssh == rehearsal.NAME:
         rehearsal.stop()
 
 
 def _last_line(exp: Experiment, out: Path, began: float) -> dict:
     """The measured numbers of this run: chat prompts at concurrency 1."""
-    runs = [r for r in store.runs(project.root() / "data" / "runs")
-            if r.complete and r.meta["experiment"]["name"] == exp.name and r.meta["created_s"] >= began]
+    runs = [r for r in reading.runs(exp) if r.meta["created_s"] >= began]       # not the short probes of the tuning
     table = compare(metrics.points(runs), metrics.requests(runs), baseline=next(iter(exp.arms)))
     rows = table[(table.prompt_set == HEADLINE[0]) & (table.concurrency == HEADLINE[1])]
     arms = {}
