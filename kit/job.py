@@ -55,8 +55,8 @@ class Job(Account):
     error      the KitError it ended with, or None
     """
 
-    def __init__(self, name: str, key: str, cancel: Callable[[], Any] | None):
-        self.name, self.key = name, key
+    def __init__(self, name: str, key: str, cancel: Callable[[], Any] | None, about: Any = None):
+        self.name, self.key, self._about = name, key, about
         self.state = "waiting"
         self.error: KitError | None = None
         self.phases: tuple[tuple[str, float], ...] = ()
@@ -77,23 +77,23 @@ class Job(Account):
 
     @classmethod
     def start(cls, name: str, work: Callable[[Job], Any], cancel: Callable[[], Any] | None = None, *,
-              key: str | None = None) -> Job:
+              key: str | None = None, about: Any = None) -> Job:
         """Run `work(job)` in a thread and return at once.
 
         cancel   called once, in a thread of its own, when somebody cancels: close a stream, stop a unit
         key      what may run only once: while a job of this key runs, that one is returned and nothing
-                 starts. Without a key a second job of the same name raises `JobError`.
+                 starts. Without a key, or with something else in `about`, a second one raises `JobError`.
         """
-        job = cls(name, key or name, cancel)
+        job = cls(name, key or name, cancel, about)
         with _live_lock:
             running = _live.get(job.key)
             if running is None:
                 _live[job.key] = job
         if running is not None:
-            if key is not None:
+            if key is not None and running._about == about:
                 return running
-            raise JobError(f"{name}: already running", where=running.words,
-                           next=f"watch it (jobs()[{name!r}]), cancel it, or wait for its end")
+            raise JobError(f"{name}: already running" + ", with other settings" * (key is not None), where=running.words,
+                           next=f"watch it (jobs()[{job.key!r}]), cancel it, or wait for its end")
         job._ended.set_running_or_notify_cancel()   # so that a cancelled `await` cannot mark it as ended
         try:
             threading.Thread(target=job._run, args=(work,), name=f"job {name}", daemon=True).start()

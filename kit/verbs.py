@@ -29,12 +29,12 @@ def connect(where: Experiment | HostSpec | str, accept: str | None = None) -> Ho
 def apply(plan: Plan, host: Host) -> Job:
     """Carry a plan out. The job's result is the seconds until healthy, or None where nothing was started.
 
-    Applying twice while it runs gives the same job.
+    Applying twice while it runs gives the same job; with other settings meanwhile, a JobError.
 
     >>> kit.watch(kit.apply(kit.plan(exp, now), host))
     """
     name = f"{plan.want} {plan.experiment.unit}"
-    return Job.start(name, lambda job: Applier(plan, host, job).run(), key=f"{host.name}/{name}")
+    return Job.start(name, lambda job: Applier(plan, host, job).run(), key=f"{host.name}/{name}", about=plan.experiment)
 
 
 def bench(exp: Experiment, host: Host, again: bool = False) -> Job:
@@ -43,7 +43,7 @@ def bench(exp: Experiment, host: Host, again: bool = False) -> Job:
     >>> run = kit.bench(exp.arm("eagle3"), host).result()
     """
     return Job.start(f"bench {exp.unit}", lambda job: benching.measure(exp, host, job, again),
-                     key=f"{host.name}/bench {exp.unit}")
+                     key=f"{host.name}/bench {exp.unit}", about=exp)
 
 
 def follow(unit: str | Experiment, host: Host, supervisor_name: str = "process", python: str = "python3") -> Job:
@@ -73,4 +73,4 @@ def tune(exp: Experiment, host: Host, prompts: int = 3) -> Job:
         Applier(plan(short, survey(short, host)), host, job).run()
         return benching.measure(short, host, job, purpose="tune")
 
-    return Job.start(f"tune {exp.unit}", work, key=f"{host.name}/tune {exp.name}")
+    return Job.start(f"tune {exp.unit}", work, key=f"{host.name}/tune {exp.name}", about=short)

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 import kit
 from kit import project, store
-from kit.errors import Cancelled, CheckError, NotHealthy, PlanError, PortBusy, ServiceDied
+from kit.errors import Cancelled, CheckError, JobError, NotHealthy, PlanError, PortBusy, ServiceDied
 
 HERE = project.root()
 
@@ -158,6 +159,8 @@ def test_applying_twice_at_once_is_one_job(exp, host):
     plan = kit.plan(exp, kit.survey(exp, host))
     first, second = kit.apply(plan, host), kit.apply(plan, host)
     assert first is second
+    with pytest.raises(JobError, match="with other settings"):
+        kit.apply(replace(plan, experiment=exp.with_(**{"serve.context": 1024})), host)
     first.result(90)
 
 
