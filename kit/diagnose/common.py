@@ -19,7 +19,8 @@ MARKS = (
     Mark("transport", "transport", r"NCCL INFO Channel .* via (P2P|SHM|NET)"),
     Mark("restart", "restart", r"Scheduled restart job, restart counter is at (\d+)"),
     Mark("death", "exit", r"[Ww]orker exited during startup with code (-?\d+)|exited with code ([1-9]\d*)"
-         r"|exit code (-\d+)"),
+         r"|[Ee]xit code:? (-\d+|137)"),
+    Mark("death", "rank", r"Rank \d+ scheduler (?:is dead|died)"),
     Mark("death", "main-exited", r"Main process exited, code=(\w+), status=(\d+)/([\w-]+)"),
     Mark("death", "result", r"Failed with result '([\w-]+)'"),
     Mark("death", "start-limit", r"Start request repeated too quickly"),
@@ -72,7 +73,8 @@ CAUSES = (
           r"required)|invalid choice: ", "the engine refuses a flag; the line names it",
           fix="correct the flag for this release; lint knows which it has"),
     cause("no-gpu", r"No accelerator \(|nvidia-smi (?:failed|not found)|No CUDA GPUs are available"
-          r"|Found no NVIDIA driver|CUDA driver version is insufficient", "no usable GPU is visible",
+          r"|Found no NVIDIA driver|CUDA driver version is insufficient"
+          r"|NVIDIA driver on your system is too old", "no usable GPU is visible",
           fix="driver, CUDA_VISIBLE_DEVICES, --gpus of the container"),
     cause("remote-code", r"contains custom code which must be executed|requires you to execute the configuration "
           r"file|argument `trust_remote_code=True`", "the checkpoint brings code that must be trusted first",
@@ -100,6 +102,10 @@ CAUSES = (
           r"|Access to model .* is restricted", "the hub refuses this account",
           "a gated repository, no token, or one without the right; old clients do not say which",
           "accept the licence with the same account, use a token that may read gated repositories"),
+    cause("hub-missing", r"RepositoryNotFoundError|RevisionNotFoundError|404 Client Error",
+          "the hub has no such repository, revision or file",
+          "a private repository looks the same to an account without the right",
+          "correct the name; if it is private, use a token that may read it"),
     cause("config-missing", r"does not appear to have a file named config\.json",
           "the path holds no model", fix="correct the path; fetch the checkpoint"),
     cause("module-missing", r"ModuleNotFoundError: No module named", "a Python package is missing",

@@ -12,7 +12,6 @@ from kit.diagnose.working import working
 from kit.findings import Finding
 
 TRACEBACKS = 1000                   # lines that the ranks' tracebacks take between an exception and the end
-CHILD_KILLED = {-9, 137}
 SILENT_S = 60.0                     # NCCL's first collective takes seconds
 
 
@@ -75,7 +74,7 @@ def cause_of(start: Start) -> Finding | None:
         again = f" ({hit.count} times)" if hit.count > 1 else ""
         return Finding(hit.cause.id, hit.cause.verdict, hit.cause.meaning + again, hit.cause.why, hit.cause.fix,
                        quote(hit.line, *(h.line for h in hits[1:3]), start.first_raised))
-    if start.codes & CHILD_KILLED and not start.first_raised and "scheduler" not in start.deaths:
+    if start.killed and not start.told and (start.phases or start.printed or "main-exited" not in start.deaths):
         return Finding("killed", "fail", "a process of the server was killed (SIGKILL), and it raised nothing before",
                        "somebody outside did it: mostly the kernel's OOM killer, for want of the host's memory, "
                        "not the GPU's", "journalctl -k | grep -i oom; memory.events of the unit's control group",

@@ -21,8 +21,6 @@ def ruled_out(start: Start, state: str) -> list[Finding]:
 def _all(start: Start, state: str) -> list[tuple[str, str]]:
     ids = {h.cause.id for h in start.hits.values()}
     done = {id for id, p in start.phases.items() if p.ended and not p.open}
-    killed = "main-exited" in start.deaths and "KILL" in start.deaths["main-exited"].text or -9 in start.codes
-    raised = start.first_raised or "scheduler" in start.deaths or "child" in start.deaths
     return [
         ("a crash", "no exception and no exit of a process" if state == "starting" else ""),
         ("the flags", "the server printed its arguments, so it took them"
@@ -34,5 +32,5 @@ def _all(start: Start, state: str) -> list[tuple[str, str]]:
          and not any(MEMORY.search(i) for i in ids) else ""),
         ("the port", "it was opened" if {"warmup", "listening"} & set(start.phases) else ""),
         ("the kernel's OOM killer", "an exception came before the SIGKILL: a server so ends its own processes when "
-         "one of them failed" if killed and raised and "host-memory" not in ids else ""),
+         "one of them failed" if start.killed and start.told and "host-memory" not in ids else ""),
     ]

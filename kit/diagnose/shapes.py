@@ -35,15 +35,15 @@ _FRONT = re.compile(rb"^\s*(?:[\w.-]+ +\| |[\w.-]+ >> |[\w.@-]+\[0+\]: ?|(?:stdo
                     rb"|\((?P<actor>\w+)[^()\n]{0,40}pid=0+[^()\n]{0,40}\) )")
 _REQUEST = re.compile(rb"(?:\[\w+\] )?(?:Receive: |Finish: |Received request |Added request )")
 # One of these is in every line that a mark can match; a line with none of them is not searched further.
-WORDS = ("%", "--", "accelerator", "accept", "address", "ailed", "allocat", "apture", "arch", "assert", "atch",
-         "attribute", "backend", "cache", "choice", "compile", "CRITICAL", "custom code", "device", "driver", "EAGLE",
-         "Errno", "erver", "exit", "Failure", "File \"", "Fmha", "found", "GGML", "GPUs", "index", "Init", "init",
-         "Interrupt", "kernel", "killed", "killer", "listening", "llama", "LoRA", "memory", "module", "NaN", "nccl",
-         "NCCL", "No such", "not ", "oad", "oom", "ound", "parameter", "peculati", "Pipeline", "Port is", "raph",
-         "requires", "reset", "resource_tracker", "restart", "restricted", "rror", "Shutting", "sigquit", "SIGQUIT",
-         "SIGTERM", "slot_", "smi ", "Spec v", "srcIndex", "status=", "supported", "synchronous", "tart", "tensor",
-         "throughput", "timed out", "topp", "raceback", "Transformers", "tree_", "trust_remote_code", "unrec",
-         "Uvicorn", "verlap", "version", "vLLM", "vocab", "xcept", "Xid", "xllama")
+WORDS = (" died", "%", "--", "accelerator", "accept", "address", "ailed", "allocat", "apture", "arch", "assert",
+         "atch", "attribute", "backend", "cache", "choice", "compile", "CRITICAL", "custom code", "device", "driver",
+         "EAGLE", "Errno", "erver", "Failure", "File \"", "Fmha", "found", "GGML", "GPUs", "index", "init", "Init",
+         "Interrupt", "is dead", "kernel", "killed", "killer", "listening", "llama", "LoRA", "memory", "module", "NaN",
+         "nccl", "NCCL", "No such", "not ", "oad", "oom", "ound", "parameter", "peculati", "Pipeline", "Port is",
+         "raceback", "raph", "requires", "reset", "resource_tracker", "restart", "restricted", "rror", "Shutting",
+         "SIGQUIT", "sigquit", "SIGTERM", "slot_", "smi ", "Spec v", "srcIndex", "status=", "supported", "synchronous",
+         "tart", "tensor", "throughput", "timed out", "topp", "Transformers", "tree_", "trust_remote_code", "unrec",
+         "Uvicorn", "verlap", "version", "vLLM", "vocab", "xcept", "Xid", "xit code", "xited", "xllama")
 _NEWS = re.compile("|".join(map(re.escape, WORDS)).encode())
 # A log of so many shapes is mostly prose (prompts, answers): what is searched is less, and quicker to find.
 _PLAIN_NEWS = re.compile(rb"CUDA|Capture|Decode batch|Engine|Error|Failed|Fatal|Health|Init |KV |Killed|Load |Main proc"
@@ -135,7 +135,10 @@ def prefix(text: bytes) -> tuple[str, Span, Span, int, int]:
     for clock, pattern in (("sglang", _SGLANG), ("vllm", _VLLM), ("llama", _LLAMA)):
         if m := pattern.search(text):
             actor = _actor(text[:m.start()]) if clock == "vllm" else m.span(2) if clock == "sglang" else (0, 0)
-            return clock, m.span(1), actor, m.end(), m.start()
+            front = m.start()
+            while clock == "vllm" and front and text[front - 1:front].isalpha():    # the whole word, ERROR
+                front -= 1
+            return clock, m.span(1), actor, m.end(), front
     clock, stamp, who, start = "", (0, 0), (0, 0), 0
     for _ in range(8):
         rest = text[start:]

@@ -10,6 +10,7 @@ from kit.diagnose.records import Hit, Line, Note, Phase, apart
 from kit.diagnose.serving import Serving
 
 TRACED = 2000       # function names remembered
+KILLED = {b"-9", b"137", b"KILL"}       # how an end by SIGKILL is written
 
 WANTED = {"attention_backend", "prefill_attention_backend", "decode_attention_backend", "speculative_algorithm",
           "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
@@ -36,7 +37,7 @@ class Start:
         self.raised_begun = 0       # phases begun before it
         self.deaths: dict[str, Line] = {}       # the first of each kind
         self.last_death: Line | None = None
-        self.codes: set[int] = set()
+        self.killed: Line | None = None     # the first that tells of a SIGKILL
         self.stopped: Line | None = None
         self.outside: Line | None = None
         self.ready: Line | None = None
@@ -102,7 +103,8 @@ class Start:
             return
         self.deaths.setdefault(mark.id, line)
         self.last_death = line
-        self.codes |= {int(g) for g in groups if re.fullmatch(rb"-?\d{1,4}", g)}
+        if KILLED & {*groups}:
+            self.killed = self.killed or line
 
     def on_stop(self, mark: Mark, line: Line, groups: list[bytes]) -> None:
         self.stopped = self.stopped or line
@@ -173,6 +175,14 @@ class Start:
         self.serving.accept(line.number, float(groups[0]))
 
     # -------------------------------------------------------------- questions
+
+    @property
+    def told(self) -> bool:
+        """An exception, or a child that reports one, comes before the line that tells of a SIGKILL. What the parent
+        raises with or after that line only repeats it."""
+        before = (self.first_raised, self.deaths.get("child"))
+        return "scheduler" in self.deaths or any(x and not (self.killed and x.number >= self.killed.number)
+                                                 for x in before)
 
     def _close_point(self, line: Line) -> None:
         last = self.phases.get(self.now)

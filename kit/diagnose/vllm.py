@@ -34,6 +34,9 @@ CAUSES = (
           r"|speculative-draft-model-path|speculative-eagle-topk|mem-fraction-static|tp-size)",
           "flags of SGLang were given to vLLM", "vLLM has one JSON for speculation, SGLang one flag per number",
           "--speculative-config '{\"method\": …, \"num_speculative_tokens\": SGLang's draft tokens - 1}'"),
+    cause("spec-config-key", r"is not a valid argument in the speculative_config"
+          r"|validation errors? for SpeculativeConfig", "--speculative-config holds what this release does not take",
+          fix="correct that key; lint knows which it has"),
     cause("kv-cache-memory", r"No available memory for the cache blocks|is larger than the available KV cache memory",
           "no memory is left for the key-value cache", fix="a higher --gpu-memory-utilization, a shorter "
           "--max-model-len, more GPUs"),
