@@ -35,7 +35,8 @@ class Gpus(Frozen):
 class HostSpec(Frozen):
     """Where it runs: a name that ssh knows, and where the kit may write. A config may name a file of this instead."""
 
-    ssh: str = Field(description="name in ~/.ssh/config, user@host:port, or 'rehearsal' for the embedded host")
+    ssh: str = Field(min_length=1,
+                     description="name in ~/.ssh/config, user@host:port, or 'rehearsal' for the embedded host")
     root: str = Field("~/.specbook", description="folder on the host that the kit owns")
     python: str = Field("python3", description="Python >= 3.9 on the host, for the kit's own helpers")
     supervisor: str = Field("process", description="who keeps the services: process")
@@ -61,6 +62,14 @@ class EngineSpec(Frozen):
     threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine (SGLang: OMP_NUM_THREADS)")
     args: tuple[str, ...] = Field((), description="further flags, passed as they are")
     env: dict[str, str] = Field({}, description="environment of the server; never secrets")
+
+    @model_validator(mode="after")
+    def _can_be_passed(self) -> EngineSpec:
+        if any("\0" in text for text in (*self.args, *self.env, *self.env.values())):
+            raise ValueError("args and env cannot hold a NUL character")
+        if bad := [name for name in self.env if not name or "=" in name]:
+            raise ValueError(f"env: {bad[0]!r} is no name of a variable")
+        return self
 
     @property
     def release(self) -> str:
@@ -109,8 +118,8 @@ class Serve(Frozen):
     tp: int = Field(1, ge=1, le=64, description="GPUs that share the model (tensor parallel)")
     mem_fraction: float | None = Field(None, gt=0, lt=1, description="part of the GPU for weights and KV cache (SGLang "
                                                                      "--mem-fraction-static)")
-    healthy_within_s: float = Field(120.0, gt=0, description="deadline from start to a generated answer")
-    stop_within_s: float = Field(10.0, gt=0, description="seconds between TERM and KILL")
+    healthy_within_s: float = Field(120.0, gt=0, le=86400, description="deadline from start to a generated answer")
+    stop_within_s: float = Field(10.0, gt=0, le=3600, description="seconds between TERM and KILL")
 
 
 class Bench(Frozen):
@@ -121,7 +130,7 @@ class Bench(Frozen):
     concurrency: tuple[int, ...] = Field((1, 2), min_length=1, description="requests in flight, closed loop")
     output_tokens: int = Field(96, ge=1, le=100000, description="max_tokens of every request")
     warmup: int = Field(2, ge=0, le=1000, description="requests before each cell that are not counted")
-    request_limit_s: float = Field(120.0, gt=0, description="a request is counted as failed after this")
+    request_limit_s: float = Field(120.0, gt=0, le=86400, description="a request is counted as failed after this")
 
     @field_validator("concurrency")
     @classmethod

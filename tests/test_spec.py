@@ -98,3 +98,13 @@ def test_checkpoints_of_different_sources_lie_in_different_folders():
 def test_the_folder_on_the_host_is_one_of_its_own(root):
     with pytest.raises(SpecError, match=r"host\.root: should be a folder of its own"):
         Experiment.load(MICRO).with_(**{"host.root": root})
+
+
+@pytest.mark.parametrize("field, value", [
+    ("host.ssh", ""), ("engine.args", ("a\0b",)), ("engine.env", {"A=B": "x"}), ("engine.env", {"": "x"}),
+    ("serve.stop_within_s", 1e9), ("serve.healthy_within_s", float("inf")), ("bench.request_limit_s", 1e12),
+])
+def test_what_no_host_could_carry_out_is_refused_at_load(field, value):
+    with pytest.raises(SpecError) as caught:
+        Experiment.load(MICRO).with_(**{field: value})
+    assert field.split(".")[0] in caught.value.what
