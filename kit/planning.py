@@ -140,7 +140,7 @@ OWNED = {"units": ("*",), "models": (f"*-{HEX * 8}",), "engines": (f"*-{HEX * 8}
 
 def _removals(exp: Experiment, now: Survey) -> list[Step]:
     mine = _mine(exp, now)
-    others = sorted({str(u.about.get("experiment")) for u in now.units if u not in mine})
+    others = sorted({u.about.get("experiment") or f"unit {u.name}" for u in now.units if u not in mine})
     if others:      # models and engines may be theirs too
         return [Forget(u.name, f"it belongs to {exp.name}; the rest stays for {', '.join(others)}") for u in mine]
     there = {"units": [u.name for u in now.units], "models": now.models, "engines": now.engines, "bin": now.shipped}

@@ -631,6 +631,12 @@ def test_a_running_unit_is_not_removed_and_a_stopped_one_leaves_nothing(bench):
     assert bench.cli("remove", "u").code == 0
 
 
+def test_a_folder_whose_unit_never_arrived_is_no_unit(bench):
+    bench.start()
+    os.mkdir(f"{bench.root}/units/empty")       # a full disk came before unit.json
+    assert [s["name"] for s in json.loads(bench.cli("states").out)] == ["u"]
+
+
 def test_a_written_but_never_started_unit_is_inactive(bench):
     bench.write(port=8080)
     state = bench.state()

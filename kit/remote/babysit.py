@@ -740,8 +740,9 @@ def prove_closed(folder: str, state: dict, ran: bool) -> None:
 
 
 def states(units: str, names: list[str]) -> list[dict]:
-    if not names and os.path.isdir(units):
-        names = sorted(n for n in os.listdir(units) if not n.startswith(".") and os.path.isdir(f"{units}/{n}"))
+    if not names and os.path.isdir(units):      # a folder with none of these: a full disk came before the unit
+        names = sorted(n for n in os.listdir(units) if not n.startswith(".")
+                       and any(os.path.exists(f"{units}/{n}/{f}") for f in ("unit.json", "state.json", "lock")))
     return [look(f"{units}/{n}") for n in names]
 
 
