@@ -1,4 +1,4 @@
-# Three commands: make demo, make test, make lab. Each makes .venv first, and each can be run again.
+# make demo, make test, make lab: each makes .venv first, and each can be run again. The rest is slow, and by hand.
 # Without make: see the README. Paths are relative, so the folder may have any name.
 PYTHON ?= python3
 PY = .venv/bin/python

@@ -94,9 +94,19 @@ def _sums(text: str) -> dict[str, str]:
     return {r[1].strip().lstrip("*").rsplit("/", 1)[-1]: r[0] for r in rows if len(r) == 2 and len(r[0]) == 64}
 
 
+def _object(text: str) -> dict | None:
+    """A JSON object; None where it is none: cut short by a full disk, it is as good as absent."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _engines(text: str) -> dict[str, dict]:
     """`folder JSON` lines → {folder: what is installed there}."""
-    return {name: json.loads(doc) for name, _, doc in (line.partition(" ") for line in text.strip().splitlines())}
+    docs = {name: _object(doc) for name, _, doc in (line.partition(" ") for line in text.strip().splitlines())}
+    return {name: doc for name, doc in docs.items() if doc is not None}
 
 
 def _models(text: str) -> dict[str, Present]:
@@ -108,14 +118,14 @@ def _models(text: str) -> dict[str, Present]:
         if kind == "dir":
             here = out.setdefault(rest, ([], {}))
         elif kind == "manifest" and here:
-            try:
-                here[0].append(json.loads(rest))
-            except ValueError:      # cut short by a full disk: as good as absent
-                here[0].append(None)
+            manifest = _object(rest) or {}
+            files = manifest.get("files")
+            good = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
+            here[0].append(manifest if good else None)
         elif kind == "file" and here:
             size, _, name = rest.partition(" ")
             here[1][name] = int(size)
-    return {name: Present(m[0] if m and isinstance(m[0], dict) else None, files) for name, (m, files) in out.items()}
+    return {name: Present(m[0] if m else None, files) for name, (m, files) in out.items()}
 
 
 FACTS: tuple[Fact, ...] = (

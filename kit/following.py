@@ -19,8 +19,8 @@ def state(host: Host, sup: Supervisor, python: str, name: str) -> UnitState:
 
 
 def lines(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "",
-          check: Callable[[], None] = lambda: None) -> Iterator[LogLine]:
-    """Log lines after `cursor`, until the unit has ended.
+          check: Callable[[], None] = lambda: None, wait: bool = True) -> Iterator[LogLine]:
+    """Log lines after `cursor`, until the unit has ended; without `wait` those that are there now.
 
     `check` is called at each line and in each moment of silence; what it raises
     (Cancelled) ends the following. A lost connection is taken up again at the
@@ -29,7 +29,7 @@ def lines(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "",
     tries = 0
     while True:
         try:
-            with host.stream(sup.follow(name, host.root, python, cursor)) as chunks:
+            with host.stream(sup.follow(name, host.root, python, cursor, wait)) as chunks:
                 for line in _split(chunks):
                     check()
                     if line:
@@ -55,8 +55,7 @@ def _pause(seconds: float, check: Callable[[], None]) -> None:
 
 def recent(host: Host, sup: Supervisor, python: str, name: str, cursor: str = "") -> list[LogLine]:
     """The lines that are there now, after `cursor`."""
-    printed = host.run(sup.follow(name, host.root, python, cursor, wait=False)).check(f"log of {name}").stdout
-    return [sup.parse_line(line) for line in printed.split(b"\n") if line]
+    return list(lines(host, sup, python, name, cursor, wait=False))     # a stream: a log has no largest size
 
 
 def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:

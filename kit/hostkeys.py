@@ -136,7 +136,9 @@ class Strict:
                                next="ask who runs the host; only if its key was really replaced, delete that line")
         if verdict == "unknown" and self.accept != shown:
             told = f", which is not the accepted {self.accept}" if self.accept else ""
+            next = "do not go on: ask who runs the host which key is right" if self.accept else \
+                f'compare it with the host\'s, then kit.connect("{self.name}", accept="{shown}")'
             raise HostKeyError(f"the host key of {self.alias} is not known: {kind} {shown}{told}", where=self.file,
-                               next=f'compare it with the host\'s, then kit.connect("{self.name}", accept="{shown}")')
+                               next=next)
         if verdict == "unknown":
             remember(self.file, self.alias, kind, blob, self.hashed)

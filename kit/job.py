@@ -11,8 +11,7 @@
 
 The thread only runs `work`. Views are told by a second thread, at most ten
 times a second, so that a slow view never slows the work. Both are daemons: the
-interpreter does not wait for them. What must outlive the notebook runs on the
-host under a supervisor; a job is only the hand that holds it.
+interpreter does not wait for them. What must outlive the notebook runs on the host.
 """
 
 from __future__ import annotations
@@ -92,7 +91,8 @@ class Job(Account):
         if running is not None:
             if key is not None and running._about == about:
                 return running
-            raise JobError(f"{name}: already running" + ", with other settings" * (key is not None), where=running.words,
+            how = "" if key is None else ", with other settings"
+            raise JobError(f"{name}: already running{how}", where=running.words,
                            next=f"watch it (jobs()[{job.key!r}]), cancel it, or wait for its end")
         job._ended.set_running_or_notify_cancel()   # so that a cancelled `await` cannot mark it as ended
         try:

@@ -7,12 +7,13 @@ and undo are plans of the same kind.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from kit import shipping
 from kit.engines import engine
-from kit.errors import PlanError, PortBusy
+from kit.errors import PlanError, PortBusy, SpecError
 from kit.facts import Holder
+from kit.registry import names
 from kit.seams import Unit, UnitState
 from kit.spec import Checkpoint, Experiment
 from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
@@ -33,6 +34,8 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     Raises PortBusy when somebody else listens on the port, PlanError when the
     host cannot do it at all.
     """
+    if want not in get_args(Want):
+        raise PlanError(f"no plan leads to {want!r}", where=exp.name, next=f"known: {', '.join(get_args(Want))}")
     if want in ("serving", "fetched"):
         steps = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now)]
         if want == "serving":
@@ -51,11 +54,11 @@ def tools(exp: Experiment, now: Survey, extra: tuple[str, ...] = ()) -> list[Ste
         raise PlanError(f"the kit needs Python 3.9 or newer on the host; {exp.host.python} is {found}", where=now.host,
                         next="name another one in the config: host.python")
     hub = "hf" in {c.scheme for c in (exp.target, exp.drafter) if c}
-    names = (*supervisor(exp.host.supervisor).shipped, *engine(exp.engine.name).shipped, "runtime.py", "load.py",
+    programs = (*supervisor(exp.host.supervisor).shipped, *engine(exp.engine.name).shipped, "runtime.py", "load.py",
              "fetch.py", *(("hub_fetch.py",) if hub else ()), *extra)
     return [Write(shipping.path(n, now.root), shipping.content(n),
                   "another version is there" if n in now.shipped else "the kit's own program is not there yet")
-            for n in dict.fromkeys(names) if now.shipped.get(n) != shipping.sha256(n)]
+            for n in dict.fromkeys(programs) if now.shipped.get(n) != shipping.sha256(n)]
 
 
 def _runtime(exp: Experiment, now: Survey) -> list[Step]:
@@ -74,6 +77,9 @@ def _checkpoints(exp: Experiment, now: Survey) -> list[Step]:
     wanted = [exp.target] + ([exp.drafter] if exp.spec.needs_drafter and exp.drafter else [])
     steps: list[Step] = []
     for checkpoint in wanted:
+        if checkpoint.scheme not in (known := names("kit.sources")):
+            raise SpecError(f"no source named {checkpoint.scheme!r}", where=checkpoint.source,
+                            next=f"known: {', '.join(known)}")
         reason = _missing(checkpoint, now)
         if reason:
             steps.append(Fetch(checkpoint, f"{now.root}/models/{checkpoint.slug}", reason))
@@ -98,10 +104,10 @@ def _missing(checkpoint: Checkpoint, now: Survey) -> str:
 def _service(exp: Experiment, now: Survey) -> list[Step]:
     unit = engine(exp.engine.name).service(exp, now.root)
     there = now.unit(unit.name)
-    ours = [u for u in now.units if u.running and u.port == unit.port]
+    ours = [u for u in now.units if _may_run(u) and (u.port == unit.port or u.name == unit.name)]
     if there and there.running and there.digest == unit.digest:
         return []
-    if now.port_holder and not ours:
+    if now.port_holder and not any(u.port == unit.port for u in ours):
         raise PortBusy(f"port {unit.port} is held by {_who(now.port_holder)}", where=now.host,
                        next="stop that process, or choose another port: serve.port")
     steps: list[Step] = [
@@ -129,7 +135,13 @@ def _mine(exp: Experiment, now: Survey) -> list[UnitState]:
 
 
 def _stops(exp: Experiment, now: Survey) -> list[Step]:
-    return [Stop(u.name, "it is running", exp.serve.stop_within_s) for u in _mine(exp, now) if u.running]
+    return [Stop(u.name, "it is running" if u.running else "its record is damaged: it may be running",
+                 exp.serve.stop_within_s) for u in _mine(exp, now) if _may_run(u)]
+
+
+def _may_run(u: UnitState) -> bool:
+    """With a damaged record nobody knows; a stop finds its processes by their mark, or nothing."""
+    return u.running or u.result == "damaged"
 
 
 HEX = "[0-9a-f]"

@@ -19,7 +19,7 @@ from kit.surveying import survey
 
 
 def runs(exp: Experiment | None = None, purpose: str = "bench") -> list[Run]:
-    """Complete runs in data/runs, newest first: of one experiment on its host, or all.
+    """Complete runs in data/runs, newest first: all, or of one experiment on its host the newest of each arm.
 
     purpose   "bench", or "tune" for the short probes of the controls
 
@@ -33,7 +33,7 @@ def runs(exp: Experiment | None = None, purpose: str = "bench") -> list[Run]:
     if not mine:
         raise PlanError(f"no runs of {exp.name} on {exp.host.ssh} yet", where="data/runs",
                         next="benchmark first: notebooks 50, 60 and 70")
-    return mine
+    return list({r.meta["arm"]: r for r in reversed(mine) if r.meta["arm"] in exp.arms}.values())[::-1]
 
 
 SHOWN = {"arm": "arm", "prompt_set": "prompts", "concurrency": "concurrency", "requests": "requests",
@@ -56,11 +56,10 @@ def speculative_arm(exp: Experiment) -> str:
 def terms(exp: Experiment) -> pd.DataFrame:
     """The speculative parameters of every arm, in the field's terms, SGLang's, vLLM's and this engine's own flags."""
     eng = engine(exp.engine.name)
-    rows = [{"arm": name, "algorithm": s.algorithm, "drafted per step (vLLM num_speculative_tokens)": s.drafts,
-             "verified per step (SGLang num_draft_tokens)": s.verified,
-             f"flags of {eng.name}": " ".join(f"{k} {v}".strip() for k, v in eng.terms(s).items())}
-            for name, s in exp.arms.items()]
-    return pd.DataFrame(rows).set_index("arm")
+    rows = {name: {"algorithm": s.algorithm, "drafted per step (vLLM num_speculative_tokens)": str(s.drafts),
+                   "verified per step (SGLang num_draft_tokens)": str(s.verified), **eng.terms(s)}
+            for name, s in exp.arms.items()}
+    return pd.DataFrame(rows).fillna("").rename_axis(index="parameter", columns="arm")    # long: flags are not cut
 
 
 def running(exp: Experiment, host: Host) -> Experiment:

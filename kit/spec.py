@@ -13,12 +13,12 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from kit import project
 from kit.checkpoint import Checkpoint, Frozen
 from kit.errors import SpecError
+from kit.yamlfile import mapping
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 ALGORITHMS = ("none", "ngram", "draft", "eagle", "eagle3", "mtp", "dflash", "suffix")
@@ -183,10 +183,10 @@ class Experiment(Frozen):
         host   another host's ssh name, instead of the one in the file
         """
         path = project.resolve(path)
-        data = _mapping(path)
+        data = mapping(path)
         written = data.get("host")
         if isinstance(written, str) and written.endswith((".yaml", ".yml")):
-            data["host"] = written = _mapping(project.resolve(written))
+            data["host"] = written = mapping(project.resolve(written))
         if host:
             data["host"] = {**(written if isinstance(written, dict) else {}), "ssh": host}
         return cls._checked(data, str(path))
@@ -236,20 +236,6 @@ class Experiment(Frozen):
         """Dotted fields that differ: (field, here, there)."""
         a, b = _flat(self.model_dump()), _flat(other.model_dump())
         return [(k, a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """A YAML file's fields."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as e:
-        raise SpecError(f"cannot read the config: {e.strerror}", where=str(path),
-                        next="check the path; ready ones are in configs/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise SpecError(f"not YAML: {' '.join(str(e).split())}", where=str(path), next="mend that line") from None
-    if not isinstance(data, dict):
-        raise SpecError("a config is a mapping of fields", where=str(path), next="see configs/laptop.yaml")
-    return data
 
 
 def _flat(data: dict, prefix: str = "") -> dict[str, Any]:

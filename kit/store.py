@@ -116,7 +116,7 @@ def runs(folder: str | Path = FOLDER) -> list[Run]:
     """All runs, newest first; what cannot be read is listed with its problem."""
     folder = resolve(folder)
     names = sorted((n for n in os.listdir(folder) if ID.match(n)), reverse=True) if folder.is_dir() else []
-    return [_read(folder / name) for name in names]
+    return [run for name in names if (run := _read(folder / name))]
 
 
 def load(run_id: str, folder: str | Path = FOLDER) -> Run:

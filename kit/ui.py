@@ -1,7 +1,7 @@
 """The two live views: `watch(job)` and `controls(experiment)`.
 
     kit.watch(job)                                  # progress, last lines, Cancel
-    knobs = kit.controls(exp, on_apply=kit.probe)   # fields → difference → Apply → result
+    knobs = kit.controls(exp, on_apply=start)         # fields → difference → Apply → result
     knobs.experiment, knobs.diff, knobs.result      # what later cells read
 
 Views only show. Their handlers set a value or start a job, and return at once;

@@ -33,8 +33,9 @@ def apply(plan: Plan, host: Host) -> Job:
 
     >>> kit.watch(kit.apply(kit.plan(exp, now), host))
     """
-    name = f"{plan.want} {plan.experiment.unit}"
-    return Job.start(name, lambda job: Applier(plan, host, job).run(), key=f"{host.name}/{name}", about=plan.experiment)
+    exp = plan.experiment
+    name = f"{plan.want} {exp.unit if plan.want in ('serving', 'fetched') else exp.name}"
+    return Job.start(name, lambda job: Applier(plan, host, job).run(), key=f"{host.name}/{name}", about=exp)
 
 
 def bench(exp: Experiment, host: Host, again: bool = False) -> Job:

@@ -74,3 +74,13 @@ def test_a_survey_that_broke_off_says_so():
 def test_a_fact_that_is_not_understood_is_named():
     with pytest.raises(ParseError, match="fact load"):
         facts.parse("\x1eload\nhigh\n\x1eend\n")
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[]", "{}", '{"files": []}', '{"files": ["a"]}', '{"files": {"a": 1}}'])
+def test_a_manifest_that_is_none_makes_the_model_incomplete(manifest):
+    here = facts._models(f"dir m\nmanifest {manifest}\nfile 3 a\n")["m"]
+    assert not here.complete and here.sizes == {"a": 3}
+
+
+def test_an_engine_whose_record_was_cut_short_is_not_there():
+    assert facts._engines('junk {"req\nempty \nlist []\ngood {"installed": []}\n') == {"good": {"installed": []}}

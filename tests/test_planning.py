@@ -7,7 +7,7 @@ import pytest
 
 from kit import project, shipping
 from kit.engines import engine
-from kit.errors import PlanError, PortBusy
+from kit.errors import PlanError, PortBusy, SpecError
 from kit.facts import Holder, Present
 from kit.planning import plan, tools
 from kit.seams import UnitState
@@ -72,6 +72,17 @@ def test_changed_settings_replace_the_service():
     assert "settings changed" in steps.steps[0].why
 
 
+def test_the_service_is_replaced_when_only_its_port_changes():
+    steps = plan(EXP.with_(**{"serve.port": 9000}), replace(serving(), port=9000, port_holder=None))
+    assert verbs(steps) == ["stop micro-baseline", "start micro-baseline", "healthy micro-baseline"]
+
+
+def test_a_unit_whose_record_is_damaged_may_run_and_is_stopped():
+    now = serving(active="failed", sub="failed", result="damaged")
+    assert verbs(plan(EXP, now)) == ["stop micro-baseline", "start micro-baseline", "healthy micro-baseline"]
+    assert verbs(plan(EXP, now, "stopped")) == ["stop micro-baseline"]
+
+
 def test_a_stranger_on_the_port_is_named_and_never_stopped():
     with pytest.raises(PortBusy, match="pid 4242 .nginx"):
         plan(EXP, replace(furnished(), port_holder=Holder(4242, "nginx")))
@@ -110,6 +121,13 @@ def test_another_version_of_our_programs_is_replaced():
 def test_a_host_without_a_fitting_python_is_refused(python):
     with pytest.raises(PlanError, match="Python 3.9"):
         plan(EXP, replace(BARE, python=python))
+
+
+def test_a_misspelt_wish_and_an_unknown_source_are_refused_with_what_is_known():
+    with pytest.raises(PlanError, match="no plan leads to 'remove'"):
+        plan(EXP, serving(), "remove")
+    with pytest.raises(SpecError, match="no source named 'weel'"):
+        plan(EXP.with_(**{"target.source": "weel:x==1/y.gguf"}), furnished())
 
 
 def test_stop_stops_all_arms_and_jobs_of_this_experiment_and_nothing_else():

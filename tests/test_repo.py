@@ -18,6 +18,7 @@ SHIPPED = [p for p in KIT if "remote" in p.parts and p.name != "__init__.py"]
 # Lower layers know nothing of higher ones. A package stands for all its modules.
 LAYERS = [
     {"errors", "project", "alive", "checkpoint"},
+    {"yamlfile"},
     {"command", "spec", "findings", "registry", "shipping", "words"},
     {"seams"},
     {"facts", "modelfacts", "engines", "supervisors", "lint"},

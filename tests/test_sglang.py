@@ -133,17 +133,17 @@ def test_a_healthy_start_is_no_failure(name):
 def test_the_motivating_failure_is_explained_though_its_assertion_has_no_text():
     lines = recorded("fail-spec-steps-missing.log")
     assert lines[-1] == "AssertionError"
-    assert health.explain(FAILURES, lines).id == "spec-steps-missing"
+    assert health.explain(FAILURES, lines)[0].id == "spec-steps-missing"
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
 def test_each_failure_is_told_from_the_others(failure):
-    assert health.explain(FAILURES, [LINES[failure.id]]) is failure
+    assert health.explain(FAILURES, [LINES[failure.id]]) == (failure, LINES[failure.id])
     assert "Fix: " in failure.meaning or failure.id == "scheduler"
 
 
 def test_a_cause_is_preferred_to_the_scheduler_s_end():
-    assert health.explain(FAILURES, [LINES["scheduler"], LINES["kv-memory"]]).id == "kv-memory"
+    assert health.explain(FAILURES, [LINES["scheduler"], LINES["kv-memory"]])[0].id == "kv-memory"
 
 
 # -- what it answers

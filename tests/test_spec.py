@@ -52,7 +52,8 @@ def _blocks(text):
     return out
 
 
-@pytest.mark.parametrize("text, why", [("a: [", "not YAML"), ("- 1", "mapping"), ("\x00", "not YAML"), ("", "mapping")])
+@pytest.mark.parametrize("text, why", [("a: [", "not YAML"), ("- 1", "mapping"), ("\x00", "not YAML"), ("", "mapping"),
+                                       ("name: a\nname: b\n", "name is written twice")])
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, why):
     file = tmp_path / "x.yaml"
     file.write_text(text)

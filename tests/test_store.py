@@ -129,3 +129,10 @@ def test_ids_sort_by_time_and_never_repeat():
     early, late = (store.new_id(EXP, datetime(2025, 1, day, 9, tzinfo=UTC)) for day in (1, 2))
     assert early.startswith("20250101T090000Z-micro-eagle3-") and early < late
     assert len({store.new_id(EXP, datetime(2025, 1, 1, tzinfo=UTC)) for _ in range(20)}) == 20
+
+
+def test_what_is_no_folder_is_no_run(tmp_path):
+    collect(tmp_path)
+    (tmp_path / "runs" / ID.replace("1f3a", "0001")).write_text("a file")
+    (tmp_path / "runs" / ID.replace("1f3a", "0002")).symlink_to("/nowhere")
+    assert [run.id for run in store.runs(tmp_path / "runs")] == [ID]

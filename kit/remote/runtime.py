@@ -16,9 +16,13 @@ import sys
 def main(folder, requirements):
     done = os.path.join(folder, "complete.json")
     python = os.path.join(folder, "bin", "python")
-    if os.path.exists(done):
+    try:
+        with open(done) as f:
+            json.load(f)
         print("already there: " + folder)
         return 0
+    except (OSError, ValueError):       # not there, or cut short: made anew
+        pass
     shutil.rmtree(folder, ignore_errors=True)
     print("making a virtual environment in " + folder, flush=True)
     try:
