@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from kit.errors import KitError
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)    # one more would now end Python in the middle of its own end
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130
 
