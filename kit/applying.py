@@ -127,7 +127,10 @@ class Applier:
         self.healthy_s = health.wait_healthy(self.exp, self.host, step.within_s, self.job.line,
                                              self.job.raise_if_cancelled)
         if self.started:
-            launches.record(self.exp, self.host.name, self.healthy_s)
+            try:
+                launches.record(self.exp, self.host.name, self.healthy_s)
+            except OSError as e:        # it runs all the same
+                self.job.line(f"this start is not remembered: {e.filename}: {e.strerror}")
         self.started.clear()
         self.job.line(f"healthy after {self.healthy_s:.1f} s")
 

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from contextlib import contextmanager, suppress
@@ -71,8 +72,16 @@ def _deaf() -> None:
 def _alone():
     """Two demos in one folder would measure each other."""
     lock = project.root() / ".rehearsal" / "demo.lock"
-    lock.parent.mkdir(mode=0o700, exist_ok=True)
-    with lock.open("a+") as f:
+    out = project.root() / "data" / "reports"
+    try:
+        for folder in (lock.parent, out):
+            folder.mkdir(mode=0o700 if folder == lock.parent else 0o777, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+        f = lock.open("a+")
+    except OSError as e:
+        raise PlanError(f"the demo cannot write into the project's folder: {e.strerror}", where=str(e.filename or out),
+                        next="clone it where you may write, or make room; then run the demo again") from None
+    with f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -89,9 +89,10 @@ def collect(host: Host, remote_dir: str, meta: Mapping[str, Any], folder: str | 
         return there
     names = host.run(sh('cd "$1" && ls', remote_dir)).check(
         f"the run {meta['id']} is not on the host", "benchmark again").text.split("\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{meta['id']}-", dir=folder))
+    fresh = None
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{meta['id']}-", dir=folder))
         for name in FILES:
             if name in names:
                 host.get(f"{remote_dir}/{name}", str(fresh / name))
@@ -106,9 +107,10 @@ def collect(host: Host, remote_dir: str, meta: Mapping[str, Any], folder: str | 
         if isinstance(e, KitError):
             raise
         raise KitError(f"cannot keep the run: {e.strerror}", where=str(final),
-                       next=f"make room; on the host it still lies in {remote_dir}") from None
+                       next=f"make it writable, with room; on the host the run still lies in {remote_dir}") from None
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if fresh:
+            shutil.rmtree(fresh, ignore_errors=True)
     return load(meta["id"], folder)
 
 

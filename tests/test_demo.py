@@ -105,3 +105,10 @@ def test_a_failing_step_is_told_in_three_lines(folder):
     _, err = demo.communicate(timeout=120)
     assert demo.returncode == 1 and len(err.splitlines()) == 3 and "none.gguf" in err
     assert not left_running(folder)
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_three_lines(folder):
+    (folder / "data" / "reports").write_text("a file where the folder should be")
+    _, err = (demo := start(folder)).communicate(timeout=60)
+    assert demo.returncode == 1 and len(err.splitlines()) == 3 and "cannot write" in err
+    assert not left_running(folder)

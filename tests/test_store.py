@@ -136,3 +136,10 @@ def test_what_is_no_folder_is_no_run(tmp_path):
     (tmp_path / "runs" / ID.replace("1f3a", "0001")).write_text("a file")
     (tmp_path / "runs" / ID.replace("1f3a", "0002")).symlink_to("/nowhere")
     assert [run.id for run in store.runs(tmp_path / "runs")] == [ID]
+
+
+def test_a_store_that_cannot_be_written_says_where_the_run_still_is(tmp_path):
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    with pytest.raises(KitError, match="cannot keep the run") as caught:
+        collect(tmp_path)
+    assert f"runs/{ID}" in caught.value.next
