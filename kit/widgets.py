@@ -17,12 +17,14 @@ def controls(exp: Experiment, host: Host | None = None) -> ui.Controls:
 
     >>> knobs = kit.controls(exp.arm("eagle3"), host)
     """
+    # read once: a field changes often, and a store can hold a thousand runs
+    kept = [r for purpose in ("bench", "tune") for r in reading.runs(purpose=purpose)]
 
     def measured(setting: Experiment) -> Any:
         """What past runs of exactly this arm's settings gave."""
-        past = [r for purpose in ("bench", "tune") for r in reading.runs(purpose=purpose)
-                if r.meta["experiment"]["arms"].get(setting.arm_name) == setting.spec.model_dump(mode="json")
-                and r.meta["arm"] == setting.arm_name and r.meta["experiment"]["name"] == setting.name]
+        arm, spec = setting.arm_name, setting.spec.model_dump(mode="json")
+        past = [r for r in kept if r.meta["arm"] == arm and r.meta["experiment"]["name"] == setting.name
+                and r.meta["experiment"]["arms"].get(arm) == spec]
         return reading.summary(past[:3]) if past else ""
 
     return ui.controls(exp, on_apply=(lambda setting: tune(setting, host)) if host else None, measured=measured)
