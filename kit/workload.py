@@ -21,6 +21,7 @@ from kit.spec import Experiment
 FOLDER = "data/prompts"
 WARMUP = "warmup"
 FIELDS = ("id", "category", "prompt")
+WARMUP_TOKENS = 16      # enough to pass through every kind of step; its own numbers are not used
 SETTLE_S = 0.2          # engines publish counters a moment after the last chunk
 GIVE_UP_AFTER = 5       # refused connections in a row
 
@@ -70,13 +71,14 @@ def job(exp: Experiment, engine: Engine, run_id: str, folder: str | Path = FOLDE
         "url": f"http://127.0.0.1:{exp.serve.port}", "metrics_path": engine.metrics_path(),
         "cells": [{"prompt_set": s, "concurrency": c} for s in bench.prompt_sets for c in bench.concurrency],
         "requests": requests,
-        "warmup": [_request(warm[n % len(warm)], exp, engine) for n in range(bench.warmup)],
+        "warmup": [_request(warm[n % len(warm)], exp, engine, WARMUP_TOKENS) for n in range(bench.warmup)],
         "limit_s": bench.request_limit_s, "settle_s": SETTLE_S, "give_up_after": GIVE_UP_AFTER,
     }
 
 
-def _request(row: dict[str, str], exp: Experiment, engine: Engine) -> dict[str, Any]:
-    path, body = engine.generation(row["prompt"], exp.bench.output_tokens, stream=True)
+def _request(row: dict[str, str], exp: Experiment, engine: Engine, at_most: int | None = None) -> dict[str, Any]:
+    tokens = min(exp.bench.output_tokens, at_most or exp.bench.output_tokens)
+    path, body = engine.generation(row["prompt"], tokens, stream=True)
     return {"id": row["id"], "path": path, "body": body}
 
 
