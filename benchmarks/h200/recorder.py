@@ -30,8 +30,9 @@ class Recorder:
     The archive is written anew after every stage: what was found is there even if the next one never ends.
     """
 
-    def __init__(self, out: Path, seconds: float):
+    def __init__(self, out: Path, seconds: float, emergency: Callable[[], None] = lambda: None):
         out.mkdir(parents=True, exist_ok=True)
+        self.emergency = emergency      # stops what runs, when a stage hangs and time is over
         self.out, self.seconds, self.began = out, seconds, time.monotonic()
         self.folder = Path(tempfile.mkdtemp(prefix="h200-records-"))
         self.stages: list[dict[str, Any]] = []
@@ -68,6 +69,9 @@ class Recorder:
         if self.sampler:
             self.sampler.kill()
         self.pack()
+        stopping = threading.Thread(target=self.emergency, daemon=True)
+        stopping.start()
+        stopping.join(15)
         os._exit(3)
 
     # -- records
@@ -109,7 +113,8 @@ class Recorder:
 
     def stage(self, name: str, work: Callable[[dict], None], need_s: float = 0.0) -> None:
         """Run one; its failure is kept with its traceback, and the next one comes."""
-        row: dict[str, Any] = {"stage": name, "began_s": round(self.elapsed_s, 1), "notes": {}}
+        row: dict[str, Any] = {"stage": name, "began_s": round(self.elapsed_s, 1), "notes": {},
+                               "outcome": "not ended", "wall_s": 0.0}
         self.stages.append(row)
         if self.left_s() < need_s:
             row |= {"outcome": "skipped", "wall_s": 0.0, "error": f"{self.left_s():.0f} s left, {need_s:g} needed"}

@@ -49,7 +49,11 @@ HOST_COMMANDS = (
     "nvidia-smi", "nvidia-smi topo -m", "nvidia-smi topo -p2p r", "lscpu", "numactl -H", "uname -a",
     "nvidia-smi --query-gpu=index,name,memory.total,memory.used,driver_version,compute_cap,power.limit --format=csv",
     "cat /etc/os-release", "cat /proc/meminfo", "df -h", "ulimit -a", "cat /proc/sys/kernel/random/boot_id")
-SERVERS = "ps -eo pid,ppid,etimes,args | grep -E '[s]glang[.]launch_server|[s]glang::' || true"   # its own titles too
+# Read from /proc, as a machine may lack ps; SGLang's children name themselves sglang::…
+SERVERS = r"""for p in /proc/[0-9]*; do
+  words=$(tr '\0' ' ' 2>/dev/null < "$p/cmdline") || continue
+  case $words in *sglang.launch_server*|*sglang::*) echo "${p#/proc/} $words" ;; esac
+done"""
 FREE_WITHIN_S = 30
 GREEDY_TOKENS = 96
 
@@ -165,7 +169,7 @@ class Lab:
 
     def bench(self, exp: Experiment, stage: str, notes: dict) -> None:
         for n in range(self.repeats):
-            job = kit.bench(exp, self.host, again=n > 0)
+            job = kit.bench(exp, self.host, again=True)
             try:
                 run = self.rec.finish(job, 240)
             finally:
@@ -178,6 +182,12 @@ class Lab:
             notes[f"bench_{n}"] = run.id
             if self.rec.left_s() < 90:
                 break
+
+    def stop_all(self, wants: tuple[str, ...] = ("stopped",)) -> None:
+        for name in CONFIGS:
+            exp = self.load(name)
+            for want in wants:
+                self.apply(kit.plan(exp, self.survey(exp), want), f"undo/{name}-{want}", 60, reserve=False)
 
     # -- the server's own words
 
@@ -346,10 +356,7 @@ class Lab:
     def s_undo(self, notes: dict) -> None:
         """Everything stopped, everything removed, the embedded host ended; and that is looked at."""
         notes["launches"] = len(launches.history())
-        for name in CONFIGS:
-            exp = self.load(name)
-            for want in ("stopped", "removed"):
-                self.apply(kit.plan(exp, self.survey(exp), want), f"undo/{name}-{want}", 60, reserve=False)
+        self.stop_all(("stopped", "removed"))
         root = Path(self.host.root)
         notes["left_on_the_host"] = sorted(str(p) for p in root.rglob("*"))[:20] if root.exists() else []
         notes["processes_left"] = self.host.run(sh(SERVERS)).text.splitlines()
@@ -383,7 +390,7 @@ def main(argv: list[str]) -> int:
     wanted = [s for s in args.stages.split(",") if s]
     if unknown := [s for s in wanted if s not in STAGES]:
         parser.error(f"no stage {unknown[0]}; there are {', '.join(STAGES)}")
-    rec = Recorder(args.out, args.seconds)
+    rec = Recorder(args.out, args.seconds, lambda: lab.stop_all())
     lab = Lab(rec, args.repeats)
     rec.sample()
     try:
