@@ -28,7 +28,6 @@ from kit.command import Command, sh
 from kit.diagnose import diagnose
 from kit.diagnose_cli import shown
 from kit.errors import KitError
-from kit.findings import Finding
 from kit.following import recent, state
 from kit.job import Job
 from kit.prelaunch import preflight
@@ -40,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import Recorder  # noqa: E402
 
 HERE = Path(__file__).parent
-CONFIGS = ("micro", "ballast")
+CONFIGS = ("as-first-written", "micro", "ballast")
 PAGES = ("/health", "/health_generate", "/server_info", "/get_server_info", "/model_info", "/get_model_info",
          "/v1/models", "/v1/loads", "/get_load", "/metrics")
 HOST_FACTS = r"""
@@ -157,7 +156,11 @@ class Lab:
         units = Path(self.host.root) / "units"
         if units.is_dir():      # the embedded host is this machine
             self.rec.keep_tree(units, f"{stage}/units")
-        said = recent(self.host, supervisor(exp.host.supervisor), exp.host.python, exp.unit)
+        sup, python = supervisor(exp.host.supervisor), exp.host.python
+        if state(self.host, sup, python, exp.unit).active == "not-found":
+            notes["log"] = "none: nothing was started"
+            return
+        said = recent(self.host, sup, python, exp.unit)
         self.rec.keep(f"{stage}/{exp.unit}.log", "\n".join(line.text for line in said) + "\n")
         self.rec.keep(f"{stage}/log-times.json", [(line.cursor, line.time_s) for line in said])
         found = diagnose(said, exp.engine.release)
@@ -258,29 +261,33 @@ class Lab:
         notes |= {"gpus": [g.name for g in now.gpus], "root": now.root}
 
     def s_refused(self, notes: dict) -> None:
-        """The motivating flags: refused by lint and by the dry run, with the same words."""
+        """The motivating flags: refused by lint and by the dry run, with the same words. Applied: nothing starts."""
         exp = self.load("as-first-written")
         flight = preflight(exp, self.host)
         self.rec.keep("refused/preflight.txt", f"{flight!r}\n")
         self.rec.keep("refused/lint.json", flight.lint.to_json())
         lint = {f.what for f in flight.lint if f.verdict == "fail"}
+        notes |= {"lint": sorted(lint), "verdict": flight.verdict}
+        try:
+            with self.serving(exp, "refused", notes):
+                notes["applied"] = "it is SERVED"
+        except KitError as e:
+            notes["applied"] = str(e)
         began = time.monotonic()
         dry = self.dry_run(exp, "refused/dry-run")
-        asked = {f.what for f in dry if f.verdict == "fail"}
-        notes |= {"lint_fails": sorted(lint), "dry_run_fails": sorted(asked), "same_words": sorted(lint & asked),
-                  "dry_run_s": round(time.monotonic() - began, 1), "verdict": flight.verdict}
-        good = self.dry_run(self.load("micro", "eagle3"), "refused/dry-run-good")
-        notes["good_flags_refused"] = [f.what for f in good if f.verdict == "fail"]
-        if not lint & asked or notes["good_flags_refused"]:
-            raise KitError("lint and the dry run do not say the same of these flags", where=str(notes))
+        notes |= {"dry_run": sorted(dry), "same_words": sorted(lint & dry),
+                  "dry_run_s": round(time.monotonic() - began, 1)}
+        if not lint & dry or notes["applied"] == "it is SERVED":
+            raise KitError("these flags are not refused with the same words by lint and by the dry run")
 
-    def dry_run(self, exp: Experiment, name: str) -> list[Finding]:
+    def dry_run(self, exp: Experiment, name: str) -> set[str]:
+        """What it refuses, in its words."""
         from kit.dryrun import dry_run
         answer = dry_run(exp, self.host)
         report = getattr(answer, "report", answer)
         self.rec.keep(f"{name}.txt", f"{answer!r}\n\n{report!r}\n")
-        self.rec.keep(f"{name}.json", [vars(f) for f in report])
-        return list(report)
+        self.rec.keep(f"{name}.json", report.to_json())
+        return {f.what for f in report if f.verdict == "fail"}
 
     def s_micro(self, notes: dict) -> None:
         """The small EAGLE-3 service: fetched, checked, healthy, followed, measured, stopped, memory free."""
