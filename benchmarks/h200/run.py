@@ -333,9 +333,8 @@ class Lab:
             self.fit(exp, arm)
         with self.serving(exp, arm, notes):
             self.bench(exp, arm, notes)
-            self.greedy(exp, arm, notes, 1, 16)
-            self.greedy(exp, arm, notes, 16, 64)
-            self.greedy(exp, arm, notes, 64, 64)
+            for concurrency in exp.bench.concurrency if exp.spec.needs_drafter else (1,):
+                self.greedy(exp, arm, notes, concurrency, exp.bench.prompts)
 
     def s_baseline(self, notes: dict) -> None:
         self._measured("baseline", notes)
