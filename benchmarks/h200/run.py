@@ -275,17 +275,22 @@ class Lab:
             notes["applied"] = str(e)
         began = time.monotonic()
         dry = self.dry_run(exp, "refused/dry-run")
-        notes |= {"dry_run": sorted(dry), "same_words": sorted(lint & dry),
-                  "dry_run_s": round(time.monotonic() - began, 1)}
-        if not lint & dry or notes["applied"] == "it is SERVED":
+        same = [said for said in lint if any(said in heard for heard in dry)]
+        notes |= {"dry_run": sorted(dry), "same_words": same, "dry_run_s": round(time.monotonic() - began, 1),
+                  "same_words_when_applied": [said for said in lint if said in notes["applied"]]}
+        if not same or notes["applied"] == "it is SERVED":
             raise KitError("these flags are not refused with the same words by lint and by the dry run")
 
     def dry_run(self, exp: Experiment, name: str) -> set[str]:
         """What it refuses, in its words."""
         from kit.dryrun import dry_run
-        answer = dry_run(exp, self.host)
+        try:
+            answer = dry_run(exp, self.host)
+        except KitError as e:
+            self.rec.keep(f"{name}.txt", f"{type(e).__name__}: {e}\n")
+            return {e.what}
+        self.rec.keep(f"{name}.txt", f"{answer!r}\n")
         report = getattr(answer, "report", answer)
-        self.rec.keep(f"{name}.txt", f"{answer!r}\n\n{report!r}\n")
         self.rec.keep(f"{name}.json", report.to_json())
         return {f.what for f in report if f.verdict == "fail"}
 
