@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 EXTRAS ?= dev
 
-.PHONY: demo test lab test-oracle fuzz clean
+.PHONY: demo test test-lab lab test-oracle fuzz clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Specbook needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -18,6 +18,10 @@ demo: .venv/ready
 test: .venv/ready
 	@$(PY) -m ruff check kit tests
 	@$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# As root, on Linux with apt: two Debian hosts with systemd in throw-away namespaces; see tests/lab/README.md.
+test-lab: .venv/ready
+	@tests/lab/enter.sh $(PYTEST_ARGS)
 
 lab: .venv/ready
 	@$(PY) -m jupyter lab notebooks
