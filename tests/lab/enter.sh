@@ -31,6 +31,8 @@ remove_cgroups() {      # NAME: what is still in use stays
     done
 }
 
+processes() { find "${hierarchies[@]/%//$name}" -name cgroup.procs -exec cat {} + 2>/dev/null || true; }
+
 leftovers() {           # what there still is of this lab, one thing a line
     local top
     for top in "${hierarchies[@]}"; do
@@ -41,6 +43,7 @@ leftovers() {           # what there still is of this lab, one thing a line
 }
 
 tidy() {                # the kernel takes a moment to end everything
+    [ -n "$result" ] || processes | xargs -r kill -9 2>/dev/null || true       # we were told to stop
     for _ in {1..50}; do
         remove_cgroups "$name"
         [ -n "$(leftovers)" ] || return 0
@@ -55,8 +58,8 @@ for stale in $(cd "${hierarchies[0]}" && ls -d specbook-lab-* 2>/dev/null); do  
     kill -0 "${stale##*-}" 2>/dev/null || remove_cgroups "$stale"
 done
 
+result=
 trap 'tidy || exit 1' EXIT
-result=0
 (
     for top in "${hierarchies[@]}"; do
         mkdir "$top/$name" && echo 0 >"$top/$name/cgroup.procs" || fail "no cgroup can be made in $top"
@@ -66,5 +69,5 @@ result=0
     exec setpriv --pdeathsig KILL \
         unshare --net --mount --propagation private --pid --fork --kill-child --mount-proc \
         "$here/inside.sh" "$project" "$base" "$@"
-) || result=$?
+) && result=0 || result=$?
 exit $result
