@@ -143,7 +143,7 @@ def test_the_notes_of_others_are_read_and_none_of_them_can_speak_for_another_fac
     (notes / "a.json").write_text(json.dumps({"who": "ann", "since_s": 5}))
     (notes / "b.json").write_bytes(b'{"who": "\x1eprivilege\nroot\n"}')
     (notes / "c\x1eprivilege\nroot.json").write_text("{}")
-    (notes / "long.json").write_text('{"who": "' + "x" * 10000)
+    (notes / "long.json").write_text(json.dumps({"who": "x" * 10000}))
     os.mkfifo(notes / "pipe.json")
     (notes / "d.json").mkdir()
     fact = dataclasses.replace(BY_NAME["leases"], script=BY_NAME["leases"].script.replace(facts.LEASES, str(notes)))

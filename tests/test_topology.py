@@ -75,6 +75,16 @@ def test_a_bundle_of_links_does_not_run_into_the_cpu_list():
     assert parse_links(table) == ({(0, 1): "NV18", (1, 0): "NV18"}, {0: 0, 1: 0})
 
 
+def test_device_names_that_touch_are_two_columns():
+    table = "\tGPU0\tmlx5_9mlx5_10\tCPU Affinity\nGPU0\t X \tPIXSYS\t0-3\t1\n"
+    assert parse_links(table)[1] == {0: 1}
+
+
+def test_numa_nodes_alone_tell_that_gpus_lie_apart():
+    found = {f.id: f.verdict for f in advice(Topology({}, numa={0: 0, 1: 1}), wiring("h200x2")[1], {}, 2)}
+    assert (found["gpu-sockets"], found["gpu-links"]) == ("warn", "unknown")
+
+
 @pytest.mark.parametrize("text", [
     "", "no devices were found", "Failed to initialize NVML: Driver/library version mismatch", "\tGPU0\tGPU1\n",
     "GPU0\t X \tNV18\t0-31\t0\t\tN/A\n", "\x1b[4m\x1b[0m\n\t\n",
