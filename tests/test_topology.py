@@ -76,7 +76,7 @@ def test_a_bundle_of_links_does_not_run_into_the_cpu_list():
 
 
 def test_device_names_that_touch_are_two_columns():
-    table = "\tGPU0\tmlx5_9mlx5_10\tCPU Affinity\nGPU0\t X \tPIXSYS\t0-3\t1\n"
+    table = "      GPU0  mlx5_9mlx5_10  CPU Affinity\nGPU0   X    PIXSYS  0-3  1\n"
     assert parse_links(table)[1] == {0: 1}
 
 
