@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
 
-from kit import health, launches
+from kit import gpus, health, launches
 from kit.checking import check
-from kit.command import sh
-from kit.errors import Cancelled, CommandError, KitError, PlanError
+from kit.command import Command, sh
+from kit.dryrun import dry_run
+from kit.errors import Cancelled, CommandError, KitError, PlanError, SpecError
 from kit.following import run_to_end, start, stop
 from kit.job import Job
 from kit.seams import Host, Unit, UnitState
 from kit.sources import source
 from kit.spec import Experiment
-from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Stop, Write
+from kit.steps import (
+    Check,
+    Claim,
+    DryRun,
+    Fetch,
+    Forget,
+    Free,
+    Healthy,
+    Plan,
+    Remove,
+    Run,
+    Secrets,
+    Start,
+    Stop,
+    Write,
+)
 from kit.supervisors import supervisor
 
 # The folder goes when nothing else is in it, and the root with its last folder.
@@ -41,6 +58,8 @@ class Applier:
         self.healthy_s: float | None = None
 
     def run(self) -> float | None:
+        if self.plan.steps and self.sup.start("any", self.host.root, self.python).as_root:
+            self.host.run(Command(("true",), as_root=True)).check("becoming root")      # before anything long
         try:
             for i, step in enumerate(self.plan.steps):
                 verb = type(step).__name__.lower()
@@ -112,8 +131,34 @@ class Applier:
         report.require()
 
     @do.register
+    def _(self, step: DryRun) -> None:
+        report = dry_run(self.exp, self.host)
+        for finding in report:
+            self.job.line(f"{finding.verdict} {finding.id}: {finding.what}")
+        report.require()
+
+    @do.register
+    def _(self, step: Secrets) -> None:
+        lines = []
+        for name in step.names:
+            if name not in os.environ:
+                raise SpecError(f"engine.secrets: {name} is not set on this machine", where=self.exp.name,
+                                next=f"export {name} before the notebook starts, or take it out of the config")
+            lines.append(f"{name}={json.dumps(os.environ[name], ensure_ascii=False)}\n")
+        self.host.write(step.path, "".join(lines).encode(), 0o600)
+
+    @do.register
     def _(self, step: Stop) -> None:
         stop(self.host, self.sup, self.python, step.name, step.timeout_s)
+        gpus.release(self.host, step.name)
+
+    @do.register
+    def _(self, step: Free) -> None:
+        gpus.wait_free(self.host, step.within_s, self.job.line, self.job.raise_if_cancelled)
+
+    @do.register
+    def _(self, step: Claim) -> None:
+        gpus.claim(self.host, step.unit)
 
     @do.register
     def _(self, step: Start) -> None:
@@ -137,6 +182,7 @@ class Applier:
     @do.register
     def _(self, step: Forget) -> None:
         self.sup.explain(self.host.run(self.sup.remove(step.name, self.host.root, self.python)), Unit(step.name, ()))
+        gpus.release(self.host, step.name)
 
     @do.register
     def _(self, step: Remove) -> None:

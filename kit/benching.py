@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 
 from kit import health, project, store, workload
 from kit.applying import Applier
-from kit.engines import engine
+from kit.engines import engine, service
 from kit.errors import JobError, PlanError
 from kit.following import run_to_end, state, stop, to_end
 from kit.job import Job
@@ -72,7 +72,7 @@ def identity(exp: Experiment, host: Host) -> str:
     """Changes when what is measured, or with what load, changes."""
     eng = engine(exp.engine.name)
     load, _ = workload.encode(workload.job(exp, eng, ""))
-    what = [host.name, eng.service(exp, host.root).digest, exp.target.sha256, load.decode()]
+    what = [host.name, service(exp, host.root).digest, exp.target.sha256, load.decode()]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
@@ -97,7 +97,7 @@ def _going_on(exp: Experiment, host: Host, key: str, again: bool) -> UnitState |
 
 def _ready(exp: Experiment, host: Host, now: Survey) -> None:
     """The right service is up, and answers."""
-    wanted = engine(exp.engine.name).service(exp, host.root)
+    wanted = service(exp, host.root)
     there = now.unit(wanted.name)
     if not (there and there.running and there.digest == wanted.digest):
         is_so = "runs with other settings" if there and there.running else "is not running"
@@ -114,7 +114,7 @@ def _meta(exp: Experiment, host: Host, now: Survey) -> dict:
     models = {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
               for role, c in used.items() if c.slug in now.models}
     return {"created_s": round(time.time(), 1), "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
-            "terms": eng.terms(exp.spec), "unit": asdict(eng.service(exp, host.root)), "models": models,
+            "terms": eng.terms(exp.spec), "unit": asdict(service(exp, host.root)), "models": models,
             "engine": {"name": exp.engine.name, "packages": list(eng.packages)},
             "host": {"name": host.name, "hostname": now.hostname, "os": now.os, "cpu": list(now.cpu), "load": now.load,
                      "mem_free_mib": now.mem_free_mib, "gpus": [asdict(g) for g in now.gpus], "boot_id": now.boot_id}}

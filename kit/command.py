@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 
-from kit.errors import CommandError, CommandTimeout, LinkLost
+from kit.errors import CommandError, CommandTimeout, LinkLost, SudoError
 
 
 class Secret:
@@ -37,6 +37,11 @@ class Secret:
         raise TypeError("a Secret does not travel")
 
 
+# -n never asks, and fails instead; -k forgets what sudo remembers, so that it always takes the line.
+SUDO = 'if [ "$(id -u)" = 0 ]; then exec "$@"; else exec sudo -n -- "$@"; fi'
+ASK_SUDO = 'if [ "$(id -u)" = 0 ]; then read -r _; exec "$@"; else exec sudo -k -S -p "" -- "$@"; fi'
+
+
 @dataclass(frozen=True)
 class Command:
     """One program on the host.
@@ -44,6 +49,7 @@ class Command:
     argv      words, as the program will see them
     stdin     bytes for its standard input (scripts and secrets travel here)
     limit_s   it is ended on the host itself after this many seconds; None: no limit
+    as_root   through sudo, where the login user is not root
 
     >>> Command(("echo", "it's")).shell()
     "echo 'it'\\"'\\"'s'"
@@ -52,13 +58,25 @@ class Command:
     argv: tuple[str, ...]
     stdin: bytes = field(default=b"", repr=False)
     limit_s: float | None = 60.0
+    as_root: bool = False
 
-    def shell(self) -> str:
-        """The one line a POSIX shell needs to run exactly this argv."""
+    def shell(self, password: bool = False) -> str:
+        """The one line a POSIX shell needs to run exactly this argv.
+
+        password   the first line of stdin is sudo's; it is taken from there in any case
+        """
         words = self.argv
         if self.limit_s is not None:
             words = ("timeout", "-k", "5", f"{self.limit_s:g}", *words)
+        if self.as_root:
+            words = ("sh", "-c", ASK_SUDO if password else SUDO, "sh", *words)
         return shlex.join(words)
+
+    def typed(self, password: Secret | None = None) -> tuple[bytes, bytes]:
+        """(the shell line, its stdin): sudo's password goes before what the program reads, never into its words."""
+        asks = self.as_root and password is not None
+        stdin = password.reveal().encode() + b"\n" + self.stdin if asks else self.stdin
+        return self.shell(asks).encode("utf-8", "surrogateescape"), stdin
 
 
 def sh(script: str, *args: str, limit_s: float | None = 60.0) -> Command:
@@ -101,5 +119,8 @@ class Result:
         if self.exit in (124, 137) and self.command.limit_s is not None:
             raise CommandTimeout(f"{name}: no end within {self.command.limit_s:g} s",
                                  where=self.host, next=next or "try again, or look at the host's load")
+        if self.command.as_root and b"sudo:" in self.stderr[:200]:
+            raise SudoError(f"{name} needs root, and sudo refused: {self.complaint.splitlines()[-1]}", where=self.host,
+                            next="where sudo asks for a password: kit.sudo(host); else host.supervisor: systemd-user")
         raise CommandError(f"{name}: exit {self.exit}: {self.complaint or 'said nothing'}",
                            where=self.host, next=next or "run it by hand on the host")

@@ -72,7 +72,7 @@ def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def start(host: Host, sup: Supervisor, python: str, unit: Unit) -> None:
     """Write the unit and start it; the supervisor's refusal becomes the matching KitError."""
-    for path, content in sup.install(unit, host.root).items():
+    for path, content in sup.install(unit, host.root, host.user).items():
         host.write(path, content)
     sup.explain(host.run(sup.start(unit.name, host.root, python)), unit)
 

@@ -71,7 +71,7 @@ class Link:
             with explained(name, "connect"):
                 last = self._connection(name, _load(config), accept, ())
                 last.open()
-                self.transport: paramiko.Transport = last.transport
+                self.transport, self.user = last.transport, last.user
                 for connection in self._chain:
                     connection.transport.set_keepalive(KEEPALIVE_S)
         except KitError:

@@ -6,17 +6,34 @@ and undo are plans of the same kind.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from kit import shipping
-from kit.engines import engine
+from kit.engines import engine, service
 from kit.errors import PlanError, PortBusy, SpecError
 from kit.facts import Holder
 from kit.registry import names
 from kit.seams import Unit, UnitState
 from kit.spec import Checkpoint, Experiment
-from kit.steps import Check, Fetch, Forget, Healthy, Plan, Remove, Run, Start, Step, Stop, Write
+from kit.steps import (
+    Check,
+    Claim,
+    DryRun,
+    Fetch,
+    Forget,
+    Free,
+    Healthy,
+    Plan,
+    Remove,
+    Run,
+    Secrets,
+    Start,
+    Step,
+    Stop,
+    Write,
+)
 from kit.supervisors import supervisor
 from kit.surveys import Survey
 
@@ -36,10 +53,16 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     """
     if want not in get_args(Want):
         raise PlanError(f"no plan leads to {want!r}", where=exp.name, next=f"known: {', '.join(get_args(Want))}")
+    unfit = supervisor(exp.host.supervisor).unfit(now)
+    if unfit and want == "serving":
+        raise PlanError(f"host.supervisor {exp.host.supervisor}: {unfit[0]}", where=now.host, next=unfit[1])
     if want in ("serving", "fetched"):
-        steps = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now)]
-        if want == "serving":
-            steps += _service(exp, now)
+        there = not any(_missing(c, now) for c in _wanted(exp))
+        serve = _service(exp, now) if want == "serving" else []
+        dry = _dry_run(exp) if serve else []
+        fetch = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now)]
+        # Before anything is written, where the engine can read the models' configs already.
+        steps = [*dry, *fetch, *serve] if there else [*fetch, *dry, *serve]
     else:
         steps = _stops(exp, now)
         if want == "removed":
@@ -73,10 +96,19 @@ def _runtime(exp: Experiment, now: Survey) -> list[Step]:
     return [Run(unit, f"{', '.join(eng.packages)} is not installed there yet")]
 
 
+def _dry_run(exp: Experiment) -> list[Step]:
+    if engine(exp.engine.name).dry_run(exp, "/") is None:
+        return []
+    return [DryRun(exp.unit, "the engine there reads the command in seconds; a launch would take minutes to refuse it")]
+
+
+def _wanted(exp: Experiment) -> list[Checkpoint]:
+    return [exp.target] + ([exp.drafter] if exp.spec.needs_drafter and exp.drafter else [])
+
+
 def _checkpoints(exp: Experiment, now: Survey) -> list[Step]:
-    wanted = [exp.target] + ([exp.drafter] if exp.spec.needs_drafter and exp.drafter else [])
     steps: list[Step] = []
-    for checkpoint in wanted:
+    for checkpoint in _wanted(exp):
         if checkpoint.scheme not in (known := names("kit.sources")):
             raise SpecError(f"no source named {checkpoint.scheme!r}", where=checkpoint.source,
                             next=f"known: {', '.join(known)}")
@@ -102,22 +134,69 @@ def _missing(checkpoint: Checkpoint, now: Survey) -> str:
 
 
 def _service(exp: Experiment, now: Survey) -> list[Step]:
-    unit = engine(exp.engine.name).service(exp, now.root)
-    there = now.unit(unit.name)
-    ours = [u for u in now.units if _may_run(u) and (u.port == unit.port or u.name == unit.name)]
-    if there and there.running and there.digest == unit.digest:
+    unit = service(exp, now.root)
+    text, there = supervisor(exp.host.supervisor).text(unit, now.root, now.user), now.unit(unit.name)
+    before = there.about.get("_text", "") if there else ""
+    if there and there.running and there.digest == unit.digest and before in ("", text):
         return []
-    if now.port_holder and not any(u.port == unit.port for u in ours):
+    if there and there.result == "not-ours":
+        raise PlanError(there.about.get("_error", f"{unit.name} is not ours"), where=now.host,
+                        next="choose another experiment name, or remove that file yourself")
+    _not_taken(now)
+    ours = {u.name: (u, why) for u in now.units if _may_run(u) and (why := _in_the_way(u, unit, now))}
+    if now.port_holder and not any(u.port == unit.port for u, _ in ours.values()):
         raise PortBusy(f"port {unit.port} is held by {_who(now.port_holder)}", where=now.host,
                        next="stop that process, or choose another port: serve.port")
-    steps: list[Step] = [
-        Stop(u.name, "its settings changed" if u.name == unit.name else f"it holds port {unit.port}",
-             exp.serve.stop_within_s) for u in ours if u.kind == "service"]
-    why = "its settings changed" if there and there.running else _not_running(there)
+    steps: list[Step] = [Stop(u.name, why, exp.serve.stop_within_s) for u, why in ours.values() if u.kind == "service"]
+    if now.gpus:
+        if steps:
+            steps.append(Free("GPUs", "memory of what was stopped comes back late; a start that finds it taken fails"))
+        steps.append(Claim(unit, "so that a second experimenter is told who uses the GPUs"))
+    if unit.env_file:
+        steps.append(Secrets(unit.env_file, exp.engine.secrets, "the server gets them, and nothing else shows them"))
+    why = _changed(before, text) if there and there.running else _not_running(there)
     checks = [Check(exp.unit, "a drafter that does not fit can run all the same, at accept length 1")] \
         if exp.spec.needs_drafter else []
-    return [*checks, *steps, Start(unit, why),
-            Healthy(unit.name, exp.serve.healthy_within_s, "started is not healthy: it must answer a generation")]
+    expect = f"; earlier starts took {_minutes(now.expected_s)}" if now.expected_s else ""
+    return [*checks, *steps, Start(unit, why, text, before),
+            Healthy(unit.name, exp.serve.healthy_within_s,
+                    f"started is not healthy: it must answer a generation{expect}")]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"
+
+
+def _changed(before: str, text: str) -> str:
+    """The digest in a unit file tells a change of the config from one by hand."""
+    digest = [t.rsplit("Digest=")[-1] for t in (before, text) if "Digest=" in t]
+    by_hand = len(digest) == 2 and digest[0] == digest[1]
+    return "its unit file was changed by hand" if by_hand else "its settings changed"
+
+
+def _in_the_way(u: UnitState, unit: Unit, now: Survey) -> str:
+    """Why a unit of ours must end before `unit` can start; "" where both can be."""
+    if u.name == unit.name:
+        return "its settings changed"
+    if u.port is not None and u.port == unit.port:
+        return f"it holds port {unit.port}"
+    if now.gpus and u.kind == "service" and not _apart(u.about.get("devices"), unit.about.get("devices")):
+        return "it holds the GPUs"
+    return ""
+
+
+def _apart(a: str | None, b: str | None) -> bool:
+    """Two CUDA_VISIBLE_DEVICES without a common GPU."""
+    return bool(a and b) and not set(a.split(",")) & set(b.split(","))
+
+
+def _not_taken(now: Survey) -> None:
+    """Somebody else's note on the host: two experiments on the same GPUs measure each other."""
+    taken = [lease for lease in now.leases if now.gpus and lease.root != now.root and lease.boot_id == now.boot_id]
+    if taken:
+        raise PlanError(f"the GPUs are in use by {taken[0].who}: {taken[0].experiment}, unit {taken[0].unit}",
+                        where=f"{now.host}: {taken[0].path}", next="ask them to stop it; that file goes with it, and "
+                        "may be removed where it was left behind")
 
 
 def _who(holder: Holder) -> str:
@@ -147,16 +226,18 @@ def _may_run(u: UnitState) -> bool:
 HEX = "[0-9a-f]"
 # Folders below the root that the kit makes, and how it names what it puts there: the rest in them is not ours.
 OWNED = {"units": ("*",), "models": (f"*-{HEX * 8}",), "engines": (f"*-{HEX * 8}",),
-         "runs": (f"[0-9]*T[0-9]*Z-*-{HEX * 4}",), "bin": shipping.names()}
+         "runs": (f"[0-9]*T[0-9]*Z-*-{HEX * 4}",), "secrets": ("*.env",),
+         "bin": shipping.names()}
 
 
 def _removals(exp: Experiment, now: Survey) -> list[Step]:
     mine = _mine(exp, now)
+    forget = [Forget(u.name, f"it belongs to {exp.name}") for u in mine]
     others = sorted({u.about.get("experiment") or f"unit {u.name}" for u in now.units if u not in mine})
     if others:      # models and engines may be theirs too
-        return [Forget(u.name, f"it belongs to {exp.name}; the rest stays for {', '.join(others)}") for u in mine]
+        return [replace(f, why=f"{f.why}; the rest stays for {', '.join(others)}") for f in forget]
     there = {"units": [u.name for u in now.units], "models": now.models, "engines": now.engines, "bin": now.shipped}
     if not any(fnmatchcase(name, only) for folder, found in there.items() for name in found for only in OWNED[folder]):
         return []
-    return [Remove(f"{now.root}/{folder}", "nothing else uses the kit's folder", only)
-            for folder, only in OWNED.items()]
+    return [*forget, *(Remove(f"{now.root}/{folder}", "nothing else uses the kit's folder", only)
+                       for folder, only in OWNED.items())]

@@ -17,10 +17,11 @@ from kit.checking import facts
 from kit.checks import check_pair
 from kit.command import sh
 from kit.compat.installed import Installed, read_installed
-from kit.engines import engine
+from kit.engines import service
 from kit.errors import KitError, PlanError
 from kit.findings import Finding, Report, Verdict
 from kit.lint import lint
+from kit.nccl import advice
 from kit.memory import MemoryPlan, memory_plan
 from kit.modelfacts import LocalReader, ModelFacts, read_model
 from kit.planning import plan as plan_of
@@ -118,10 +119,12 @@ def preflight(exp: Experiment, host: Host) -> Preflight:
 
     >>> kit.preflight(exp.arm("eagle3"), host).ok
     """
-    unit = engine(exp.engine.name).service(exp, host.root)
+    unit = service(exp, host.root)
     now = survey(exp, host)
     installed, found = _engine(exp, host)
     found = _gpus(exp, now) + found
+    if now.gpus:
+        found += advice(now.topology, now.gpus, unit.env, exp.serve.tp, unit.argv)
     roles = _roles(exp)
     there = _present(host, [c.path(host.root) for c in roles.values()])
     models: dict[str, ModelFacts | None] = {}

@@ -10,8 +10,8 @@ from kit.errors import SpecError
 
 
 def names(package: str) -> list[str]:
-    """Module names inside a package of implementations, sorted."""
-    return sorted(m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    """Names of a package's implementations, sorted: systemd_user.py is `systemd-user`."""
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
 def lookup(package: str, name: str, attribute: str) -> Any:
@@ -19,4 +19,4 @@ def lookup(package: str, name: str, attribute: str) -> Any:
     if name not in names(package):
         raise SpecError(f"no {package.rsplit('.', 1)[-1].rstrip('s')} named {name!r}",
                         where=package, next=f"known: {', '.join(names(package))}")
-    return getattr(importlib.import_module(f"{package}.{name}"), attribute)
+    return getattr(importlib.import_module(f"{package}.{name.replace('-', '_')}"), attribute)

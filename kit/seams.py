@@ -35,6 +35,10 @@ class Unit:
     name      [a-z0-9-], unique on the host; it is how everything is found again
     argv      absolute program first
     env       added to the login environment (never secrets)
+    env_file  file on the host, mode 0600, of `NAME="value"` lines: secrets; "" for none
+    user      who it runs as, where the supervisor can choose; "": who logs in
+    restart   start it again when it fails; not after exit 1 or 2, a refused flag
+    at_boot   start it with the host
     kind      "service" runs until stopped, "job" ends by itself
     port      where it will listen, None for jobs; stop proves this port closed
     about     free facts kept beside the unit (arm, experiment name, run id …)
@@ -48,6 +52,10 @@ class Unit:
     port: int | None = None
     stop_timeout_s: float = 10.0
     about: Mapping[str, Any] = field(default_factory=dict)
+    env_file: str = ""
+    user: str = ""
+    restart: bool = False
+    at_boot: bool = False
 
     @property
     def digest(self) -> str:
@@ -146,6 +154,7 @@ class Host(Protocol):
 
     name: str
     root: str               # absolute folder on the host that the kit owns
+    user: str               # who logs in there
 
     def run(self, command: Command) -> Result: ...
     def stream(self, command: Command) -> AbstractContextManager[Iterator[bytes]]:
@@ -180,12 +189,18 @@ class Engine(Protocol):
         """Absolute path of the interpreter that runs it on the host."""
     def service(self, exp: Experiment, root: str) -> Unit:
         """The unit that serves `exp` (one arm): argv and environment in the engine's terms."""
+    def dry_run(self, exp: Experiment, root: str) -> Command | None:
+        """Let it read its own flags, writing nothing: `@@DRYRUN {json}` on stdout. None: this engine cannot."""
     def ready_path(self) -> str:
         """GET answers 200 only when loaded; 503 while loading."""
     def generation(self, prompt: str, max_tokens: int, stream: bool) -> tuple[str, dict]:
         """(path, JSON body) of one greedy generation."""
     def generated(self, answer: dict) -> int:
         """Tokens in a non-streamed answer; 0 when it is not one."""
+    def verifying(self, prompt: str, max_tokens: int) -> tuple[str, dict] | None:
+        """(path, JSON body) of a generation that tells its verify steps; None: it is judged in the benchmark."""
+    def verified(self, answer: dict) -> tuple[int, int] | None:
+        """(tokens out of verify steps, verify steps) of such an answer; None where it has none."""
     def metrics_path(self) -> str: ...
     def acceptance(self, metrics: str) -> Acceptance | None:
         """Counters out of the metrics page; None when this server does not speculate."""
@@ -199,8 +214,12 @@ class Supervisor(Protocol):
     name: str
     shipped: tuple[str, ...]                # files of kit/remote that must be on the host
 
-    def install(self, unit: Unit, root: str) -> dict[str, bytes]:
-        """{absolute path: content} that must be on the host before `start`."""
+    def unfit(self, now: Any) -> tuple[str, str] | None:
+        """(why a surveyed host cannot keep units this way, what to do); None when it can."""
+    def install(self, unit: Unit, root: str, user: str) -> dict[str, bytes]:
+        """{absolute path: content} that must be on the host before `start`; all below `root`."""
+    def text(self, unit: Unit, root: str, user: str) -> str:
+        """What will be on the host, for a reader: the unit file, or the command with its environment."""
     def start(self, name: str, root: str, python: str) -> Command: ...
     def stop(self, name: str, root: str, python: str, timeout_s: float) -> Command:
         """Ends the whole tree, then proves the port closed; exit 0 only then."""

@@ -39,7 +39,9 @@ class HostSpec(Frozen):
                      description="name in ~/.ssh/config, user@host:port, or 'rehearsal' for the embedded host")
     root: str = Field("~/.specbook", description="folder on the host that the kit owns")
     python: str = Field("python3", description="Python >= 3.9 on the host, for the kit's own helpers")
-    supervisor: str = Field("process", description="who keeps the services: process")
+    supervisor: str = Field("process", description="who keeps the services: process, systemd, systemd-user")
+    run_as: str = Field("", pattern=r"^([a-z_][a-z0-9_-]*)?$", description="user of the services (systemd only); "
+                                                                           "default: who logs in")
     gpus: Gpus | None = Field(None, description="count, memory_mib and arch of its GPUs, for checks without the host")
 
     @field_validator("root")
@@ -62,6 +64,8 @@ class EngineSpec(Frozen):
     threads: int = Field(1, ge=1, le=512, description="CPU threads of the engine (SGLang: OMP_NUM_THREADS)")
     args: tuple[str, ...] = Field((), description="further flags, passed as they are")
     env: dict[str, str] = Field({}, description="environment of the server; never secrets")
+    secrets: tuple[str, ...] = Field((), description="environment variables of this machine that the server gets too, "
+                                                     "through a file that only its user reads, e.g. HF_TOKEN")
 
     @model_validator(mode="after")
     def _can_be_passed(self) -> EngineSpec:
@@ -69,6 +73,8 @@ class EngineSpec(Frozen):
             raise ValueError("args and env cannot hold a NUL character")
         if bad := [name for name in self.env if not name or "=" in name]:
             raise ValueError(f"env: {bad[0]!r} is no name of a variable")
+        if bad := [name for name in self.secrets if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]:
+            raise ValueError(f"secrets: {bad[0]!r} is no name of a variable; write the name here, never the value")
         return self
 
     @property
@@ -120,6 +126,8 @@ class Serve(Frozen):
                                                                      "--mem-fraction-static)")
     healthy_within_s: float = Field(120.0, gt=0, le=86400, description="deadline from start to a generated answer")
     stop_within_s: float = Field(10.0, gt=0, le=3600, description="seconds between TERM and KILL")
+    restart: bool = Field(False, description="started again when it fails (systemd only); not after a refused flag")
+    at_boot: bool = Field(False, description="started with the host (systemd only)")
 
 
 class Bench(Frozen):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kit import channels, sftp
-from kit.command import Command, Result
+from kit.command import Command, Result, Secret
 from kit.errors import HostError, KitError, LinkLost
 from kit.seams import Http, Progress
 from kit.tunnel import Tunnel
@@ -41,6 +41,7 @@ class SshHost:
 
     def __init__(self, name: str, root: str, open_link: Callable[[], Any]):
         self.name, self.root, self.accepted = name, root, None
+        self.sudo_password: Secret | None = None
         self._asked_root, self._open_link = root, open_link
         self._lock = threading.RLock()
         self._short: Any = None
@@ -54,6 +55,8 @@ class SshHost:
         short = self._short
         state = "closed" if self._closed else "connected" if short is not None and short.alive else "not connected"
         return f"SshHost({self.name!r}, {state})"
+
+    user = property(lambda self: self._link().user, doc="Who logs in there.")
 
     # -- connections
 
@@ -122,12 +125,13 @@ class SshHost:
         Death by signal n is exit 128 + n. A command that was never sent raises instead.
         """
         until = None if command.limit_s is None else time.monotonic() + command.limit_s + GRACE_S
+        line, stdin = command.typed(self.sudo_password)
         with self._slots:
             link, channel = self._session(_short(command))
             try:
                 with link.explained(_short(command)):
-                    channel.exec_command(_line(command))
-                    exit_, out, err = channels.collect(channel, command.stdin, until)
+                    channel.exec_command(line)
+                    exit_, out, err = channels.collect(channel, stdin, until)
             except channels.TooMuch:
                 raise HostError(f"{_short(command)}: said more than {channels.MOST >> 20} MiB", where=self.name,
                                 next="write it to a file, or use stream()") from None
@@ -158,16 +162,16 @@ class SshHost:
         """
         with self._roomy() as link:
             with link.explained(_short(command)):
-                channel = link.session()
-                channel.exec_command(_line(command))
+                (line, stdin), channel = command.typed(self.sudo_password), link.session()
+                channel.exec_command(line)
             try:
-                yield self._chunks(channel, command)
+                yield self._chunks(channel, command, stdin)
             finally:
                 link.hang_up(channel)
 
-    def _chunks(self, channel: Any, command: Command) -> Iterator[bytes]:
+    def _chunks(self, channel: Any, command: Command, stdin: bytes) -> Iterator[bytes]:
         complaint = b""
-        for which, chunk in channels.converse(channel, command.stdin, hold_stdin=True, tick_s=TICK_S):
+        for which, chunk in channels.converse(channel, stdin, hold_stdin=True, tick_s=TICK_S):
             if which == 1:
                 yield chunk
             else:
@@ -274,7 +278,3 @@ class SshHost:
 
 def _short(command: Command) -> str:
     return " ".join(command.argv[:3])[:80]
-
-
-def _line(command: Command) -> bytes:
-    return command.shell().encode("utf-8", "surrogateescape")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import unified_diff
 
 from kit.seams import Unit
 from kit.spec import Checkpoint, Experiment
@@ -54,6 +55,44 @@ class Check:
 
 
 @dataclass(frozen=True)
+class DryRun:
+    """Let the engine on the host read the command itself, before anything is written; a refusal ends the plan here."""
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Write variables of this machine's environment into a file that only its user reads. Never their values here."""
+    path: str
+    names: tuple[str, ...]
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return f"{', '.join(self.names)} in {self.path}"
+
+
+@dataclass(frozen=True)
+class Free:
+    """Wait until the GPUs hold nothing of what was stopped."""
+    subject: str
+    why: str
+    within_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Leave a note on the host that says who uses its GPUs."""
+    unit: Unit
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.unit.name
+
+
+@dataclass(frozen=True)
 class Stop:
     """Stop a unit of ours: its whole tree, until its port is closed."""
     name: str
@@ -67,9 +106,15 @@ class Stop:
 
 @dataclass(frozen=True)
 class Start:
-    """Write the unit and start it."""
+    """Write the unit and start it.
+
+    text     the unit as it will be on the host, for a reader
+    before   as it is there now; "" where it is not
+    """
     unit: Unit
     why: str
+    text: str = field(default="", repr=False)
+    before: str = field(default="", repr=False)
 
     @property
     def subject(self) -> str:
@@ -114,7 +159,7 @@ class Remove:
         return self.path
 
 
-Step = Write | Run | Fetch | Check | Stop | Start | Healthy | Forget | Remove
+Step = Write | Run | Fetch | Check | DryRun | Secrets | Stop | Free | Claim | Start | Healthy | Forget | Remove
 
 @dataclass(frozen=True)
 class Plan:
@@ -137,6 +182,16 @@ class Plan:
     def rows(self) -> list[tuple[str, str, str]]:
         """(verb, subject, why)."""
         return [(type(s).__name__.lower(), s.subject, s.why) for s in self.steps]
+
+    @property
+    def diff(self) -> str:
+        """The unit that is started, as a unified diff against what is on the host; "" where none is started."""
+        for step in self.steps:
+            if isinstance(step, Start):
+                lines = unified_diff(step.before.splitlines(), step.text.splitlines(), "on the host", "planned", n=3,
+                                     lineterm="")
+                return "\n".join(lines)
+        return ""
 
     def __repr__(self) -> str:
         if not self.steps:

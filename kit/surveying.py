@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kit import launches
 from kit import surveys as pure
 from kit.seams import Host
 from kit.spec import Experiment
@@ -13,4 +16,5 @@ def survey(exp: Experiment, host: Host) -> Survey:
 
     >>> kit.survey(exp, host).disk_free_mib
     """
-    return pure.parse(host.run(pure.command(exp, host.root)), exp, host.root, host.name)
+    now = pure.parse(host.run(pure.command(exp, host.root)), exp, host.root, host.name)
+    return replace(now, expected_s=launches.expected_s(exp, host.name))

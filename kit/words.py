@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import PureWindowsPath
 
 from kit.errors import Cancelled, JobFailed, KitError
@@ -78,6 +79,21 @@ def cancelled(job: Account) -> Cancelled:
     """The error of a job that was asked to stop: where it was, and how to start anew."""
     return Cancelled(f"{job.name}: cancelled", where=job.note or (job.phases[-1][0] if job.phases else ""),
                      next="run the cell again to start it anew")
+
+
+def grouped(words: tuple[str, ...], quote: Callable[[str], str]) -> list[str]:
+    """A command line for reading: every flag on a line of its own, with its values.
+
+    >>> grouped(("--tp", "8", "--trust"), str)
+    ['--tp 8', '--trust']
+    """
+    lines: list[list[str]] = []
+    for word in words:
+        if lines and not word.startswith("-") and lines[-1][0].startswith("-"):
+            lines[-1].append(word)
+        else:
+            lines.append([word])
+    return [" ".join(map(quote, line)) for line in lines]
 
 
 def outcome(job: str, error: BaseException | None, asked: Cancelled | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 import urllib.error
@@ -23,7 +24,7 @@ class LocalHost:
     """
 
     def __init__(self, root: str | Path, name: str = "local", env: dict[str, str] | None = None):
-        self.root, self.name = str(root), name
+        self.root, self.name, self.user = str(root), name, getpass.getuser()
         self.env = dict(env or {})
         self.ran: list[Command] = []
         Path(root).mkdir(parents=True, exist_ok=True)

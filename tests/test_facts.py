@@ -193,7 +193,7 @@ def test_a_survey_of_a_gpu_host_is_one_round_trip_and_its_rows_say_who_uses_what
     assert len(host.ran) == 1 and not list(tmp_path.joinpath("root").iterdir())
     rows = dict(now.rows())
     assert rows["GPU 0"].startswith("NVIDIA H200, 41,000 of 143,771 MiB used") and rows["GPU links"] == "NV18 1"
-    assert rows["GPU 0 held"].startswith(f"40,500 MiB by pid {os.getpid()} of ") and "pytest" in rows["GPU 0 held"]
+    assert rows["GPU 0 held"].startswith(f"40,500 MiB by pid {os.getpid()} of ") and "python" in rows["GPU 0 held"]
     assert now.topology.p2p[0, 1] == "OK" and now.topology.numa == {0: 0, 1: 0}
 
 

@@ -144,7 +144,8 @@ def test_undo_leaves_what_other_experiments_use():
 
 def test_undo_alone_on_the_host_removes_every_folder_of_ours_and_then_nothing_is_to_do():
     removed = [v for v in verbs(plan(EXP, serving(), "removed")) if v.startswith("remove")]
-    assert removed == [f"remove /r/{name}" for name in ("units", "models", "engines", "runs", "bin")]
+    folders = ("units", "models", "engines", "runs", "secrets", "bin")
+    assert removed == [f"remove /r/{name}" for name in folders]
     assert not plan(EXP, BARE, "removed").steps
 
 

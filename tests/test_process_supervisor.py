@@ -22,8 +22,8 @@ from kit.errors import (
     ServiceDied,
 )
 from kit.seams import Supervisor, Unit
-from kit.supervisors import supervisor
-from kit.supervisors.process import EXITS, SUPERVISOR
+from kit.supervisors import EXITS, supervisor
+from kit.supervisors.process import SUPERVISOR
 
 BABYSIT = Path(__file__).parent.parent / "kit" / "remote" / "babysit.py"
 STATE = {"name": "a", "active": "active", "sub": "running", "result": "success", "pid": 7, "digest": "d", "port": 80,
@@ -44,11 +44,12 @@ def test_it_is_found_by_name_and_offers_the_whole_protocol():
 
 def test_the_unit_file_says_what_to_run_and_does_not_change_by_itself():
     unit = Unit("a", ("/bin/x", "y z"), {"K": "v"}, "/tmp", port=80, about={"arm": "eagle3"})
-    ((path, content),) = SUPERVISOR.install(unit, "/r/o o").items()
-    assert path == "/r/o o/units/a/unit.json" and SUPERVISOR.install(unit, "/r/o o") == {path: content}
+    ((path, content),) = SUPERVISOR.install(unit, "/r/o o", "u").items()
+    assert path == "/r/o o/units/a/unit.json" and SUPERVISOR.install(unit, "/r/o o", "u") == {path: content}
     assert json.loads(content) == {"name": "a", "argv": ["/bin/x", "y z"], "env": {"K": "v"}, "cwd": "/tmp",
                                    "kind": "service", "port": 80, "stop_timeout_s": 10.0, "about": {"arm": "eagle3"},
-                                   "digest": unit.digest}
+                                   "digest": unit.digest, "env_file": "", "user": "", "restart": False,
+                                   "at_boot": False}
 
 
 def test_only_following_has_no_time_limit_and_a_stop_may_take_its_timeout():
@@ -96,9 +97,11 @@ def test_every_other_bad_end_is_told_as_for_any_command(exit, error):
     assert SUPERVISOR.explain(fine) is fine
 
 
-def test_every_exit_code_of_the_babysitter_has_an_error():
-    codes = next(ast.literal_eval(node.value) for node in ast.parse(BABYSIT.read_text()).body
-                 if isinstance(node, ast.Assign) and "BUSY" in ast.unparse(node.targets[0]))
+def test_every_exit_code_of_the_programs_has_an_error():
+    codes = [code for program, known in ((BABYSIT, "BUSY"), (BABYSIT.with_name("unitctl.py"), "NOT_OURS"))
+             for node in ast.parse(program.read_text()).body
+             if isinstance(node, ast.Assign) and known in ast.unparse(node.targets[0])
+             for code in ast.literal_eval(node.value)]
     assert set(codes) - {0, 2} == set(EXITS)
     assert all(issubclass(error, KitError) and next for error, next in EXITS.values())
 
@@ -127,7 +130,7 @@ def test_the_whole_life_of_a_unit_on_a_host_with_an_unpleasant_folder(tmp_path):
         return found
     assert SUPERVISOR.parse_states(host.run(SUPERVISOR.states(root, python))) == ()
     assert state().active == "not-found"
-    for path, content in SUPERVISOR.install(unit, root).items():
+    for path, content in SUPERVISOR.install(unit, root, "u").items():
         host.write(path, content)
     (started,) = SUPERVISOR.parse_states(host.run(SUPERVISOR.start("demo", root, python)))
     try:

@@ -113,6 +113,10 @@ class LlamaCpp:
                     about={"experiment": exp.name, "arm": exp.arm_name, "engine": self.name,
                            "algorithm": spec.algorithm})
 
+    def dry_run(self, exp: Experiment, root: str) -> None:
+        """llama.cpp has no way to read its flags alone."""
+        return None
+
     def terms(self, spec: Spec) -> dict[str, str]:
         """Flags of `spec`; {} without speculation. `SpecError` for what llama.cpp has not."""
         if spec.algorithm not in TYPES:
@@ -151,6 +155,13 @@ class LlamaCpp:
         usage = answer.get("usage") if isinstance(answer, dict) else None
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else 0
+
+    def verifying(self, prompt: str, max_tokens: int) -> None:
+        """Its launcher has asked the server whether it speculates; how well, the benchmark says."""
+        return None
+
+    def verified(self, answer: dict) -> None:
+        return None
 
     def metrics_path(self) -> str:
         return "/metrics"

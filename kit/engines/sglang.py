@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 
+from kit import shipping
+from kit.command import Command
 from kit.errors import SpecError
 from kit.seams import Acceptance, Phase, Unit
 from kit.spec import Experiment, Spec
@@ -119,6 +121,13 @@ class SGLang:
                     about={"experiment": exp.name, "arm": exp.arm_name, "engine": self.name,
                            "algorithm": spec.algorithm})
 
+    def dry_run(self, exp: Experiment, root: str) -> Command:
+        """The installed SGLang reads the unit's flags (9 s in 0.5.12); nothing is written, no GPU is touched."""
+        unit = self.service(exp, root)
+        env = tuple(f"{k}={v}" for k, v in unit.env.items())
+        flags = unit.argv[unit.argv.index("sglang.launch_server") + 1:]
+        return Command(("env", *env, self.python(exp, root), "-", *flags), shipping.content("sglang_dryrun.py"), 120.0)
+
     def terms(self, spec: Spec) -> dict[str, str]:
         """Flags of `spec`; {} without speculation. `SpecError` for what SGLang has not, or would change."""
         if spec.algorithm not in TYPES:
@@ -153,6 +162,19 @@ class SGLang:
         usage = answer.get("usage") if isinstance(answer, dict) else None
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else 0
+
+    def verifying(self, prompt: str, max_tokens: int) -> tuple[str, dict]:
+        """A plain generation whose answer counts its own verify steps, in every release."""
+        return "/generate", {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens,
+                                                                 "ignore_eos": True}}
+
+    def verified(self, answer: dict) -> tuple[int, int] | None:
+        """meta_info: (completion_tokens without the prefill's, spec_verify_ct)."""
+        meta = answer.get("meta_info") if isinstance(answer, dict) else None
+        counts = (meta.get("completion_tokens"), meta.get("spec_verify_ct")) if isinstance(meta, dict) else ()
+        if not counts or not all(isinstance(c, int) for c in counts) or not counts[1]:
+            return None
+        return counts[0] - 1, counts[1]
 
     def metrics_path(self) -> str:
         return "/metrics"

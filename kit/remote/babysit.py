@@ -267,7 +267,8 @@ def load_unit(folder: str) -> dict:
         unit = load(path)
     except FileNotFoundError:
         raise Refused(UNKNOWN, f"no unit {os.path.basename(folder)!r}: {path} is missing") from None
-    unit = {"env": {}, "cwd": "", "kind": "service", "port": None, "stop_timeout_s": 10.0, "about": {}, **unit}
+    unit = {"env": {}, "env_file": "", "cwd": "", "kind": "service", "port": None, "stop_timeout_s": 10.0,
+            "about": {}, **unit}
 
     def text(v):
         return isinstance(v, str) and "\0" not in v
@@ -278,6 +279,7 @@ def load_unit(folder: str) -> dict:
         "argv": lambda v: isinstance(v, list) and v and v[0] and all(map(text, v)),
         "env": lambda v: isinstance(v, dict) and all(text(k) and text(x) and k and "=" not in k for k, x in v.items()),
         "cwd": text,
+        "env_file": text,
         "kind": ("service", "job").__contains__,
         "port": lambda v: v is None or number(v, int) and 0 < v < 65536,
         "stop_timeout_s": lambda v: number(v, (int, float)),
@@ -371,6 +373,15 @@ def remains(folder: str, state: dict) -> list[Proc]:
 
 # -------------------------------------------------------------------- keeper
 
+def secrets(path: str) -> dict[str, str]:
+    """`NAME="value"` lines; the value is escaped as in JSON and as systemd reads it."""
+    if not path:
+        return {}
+    with open(path, encoding="utf-8") as f:
+        pairs = [line.rstrip("\n").partition("=") for line in f if line.strip()]
+    return {name: json.loads(value) for name, _, value in pairs}
+
+
 class Keeper:
     """The process that stays: parent of main, adopter of what main leaves behind."""
 
@@ -455,6 +466,7 @@ class Keeper:
             unit = self.unit
             env = {k: v for k, v in os.environ.items() if k not in LOGIN_ONLY}
             env.update(unit["env"])
+            env.update(secrets(unit["env_file"]))
             env[MARK] = f"{unit['name']}:{self.state['start_id']}"
             env[ROOT] = os.path.dirname(os.path.dirname(self.folder))
             os.dup2(self.log, 1)
