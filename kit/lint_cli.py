@@ -10,11 +10,13 @@ engine or release, nothing to read), else 0.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from kit.findings import Finding, Report
 from kit.lint import lint
+from kit.lint.case import Target
 from kit.lint.config_file import LIMIT
 from kit.lint.pasted import unwrap
 
@@ -52,17 +54,39 @@ def _judge(args: argparse.Namespace, words: list[str]) -> Report:
     if not any(w.strip() for w in words):
         return Report((Finding("input", "unknown", "no flags to judge", fix="put them after a lone --"),), args.engine)
     env = dict(pair.split("=", 1) for pair in args.env if "=" in pair)
-    return lint(name, version, words, env, args.gpu, _config(words), args.architecture)
-
-
-def _config(words: list[str]) -> str | None:
-    """Content of the engine's --config file, if it is on this machine."""
     flags = list(unwrap(words).argv)
-    if "--config" not in flags[:-1]:
+    return lint(name, version, words, env, args.gpu, _config(flags), args.architecture, _target(flags))
+
+
+def _config(flags: list[str]) -> str | None:
+    """Content of the engine's --config file, if it is on this machine."""
+    return _text(Path(path)) if (path := _value(flags, "--config")) else None
+
+
+def _target(flags: list[str]) -> Target | None:
+    """What the model's own folder says, if it is on this machine."""
+    named = _value(flags, "--model-path", "--model") or (flags[0] if flags else "")
+    if not named or named.startswith("-"):
         return None
-    path = Path(flags[flags.index("--config") + 1])
+    try:
+        config = json.loads(_text(Path(named) / "config.json") or "")
+    except (ValueError, RecursionError):
+        return None
+    folder = (Path(named) / "dspark" / "config.json").is_file()
+    return Target(config=config, dspark_folder=folder) if isinstance(config, dict) else None
+
+
+def _value(flags: list[str], *names: str) -> str:
+    for word, after in zip(flags, [*flags[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else after
+    return ""
+
+
+def _text(path: Path) -> str | None:
     try:
         with path.open("rb") as f:
             return f.read(LIMIT).decode("utf-8", "replace")
-    except OSError:
+    except (OSError, ValueError):
         return None

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.lint import lint
-from kit.lint.case import RULES, capability
+from kit.lint.case import RULES, Target, capability
 from kit.lint.flags import known_versions, read, table
 from kit.lint.pasted import unwrap
 from kit.lint.versions import neighbours, parse
@@ -37,7 +37,8 @@ MOTIVATING = ("--model-path /models/Kimi-K2.6 --port 30001 --host 0.0.0.0 --tp-s
 def judge(case: dict):
     name, _, version = case["engine"].partition("==")
     words = [case["flags"]] if "\n" in case["flags"] else shlex.split(case["flags"])
-    return lint(name, version, words, case.get("env"), case.get("gpu"), case.get("config"), case.get("architecture"))
+    return lint(name, version, words, case.get("env"), case.get("gpu"), case.get("config"), case.get("architecture"),
+                Target(**case["target"]) if "target" in case else None)
 
 
 def verdicts(report, rule: str) -> list[str]:
@@ -104,6 +105,31 @@ def test_a_command_may_be_pasted_as_it_is(text):
     assert verdicts(lint("sglang", "0.5.12", [text]), "spec-steps-missing") == ["fail"]
 
 
+@pytest.mark.parametrize("engine,version,text", [
+    ("vllm", "0.32.0", "serve org/m --tensor-parallel-size 2"),
+    ("vllm", "0.32.0", "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.32.0 --model org/m -tp 2"),
+    ("vllm", "0.32.0", "cd /srv && nohup vllm serve org/m -tp 2 > serve.log 2>&1 &"),
+    ("vllm", "0.32.0", "vllm serve -tp 2 org/m | tee serve.log"),
+    ("sglang", "0.5.23", "serve org/m --tp-size 2"),
+    ("sglang", "0.5.16", "sglang serve org/m --model-type llm --tp-size 2"),
+    ("sglang", "0.5.9", "sglang serve --model-path org/m --tp-size 2 2>/dev/null"),
+])
+def test_a_model_may_stand_after_serve_and_the_shell_around_it(engine, version, text):
+    report = lint(engine, version, [text])
+    assert report.ok and not [f for f in report if f.id in ("flag-required", "flag-unknown", "command")], repr(report)
+
+
+@pytest.mark.parametrize("version,model,verdict", [
+    ("0.5.15", "org/m", ["fail"]), ("0.5.16", "org/m", []), ("0.5.15", "--model-path org/m", [])])
+def test_sglang_takes_a_model_right_after_serve_since_0_5_16(version, model, verdict):
+    assert verdicts(lint("sglang", version, [f"sglang serve {model} --tp-size 2"]), "flag-unknown") == verdict
+
+
+def test_a_lone_serve_is_a_launcher_only_in_first_place():
+    assert unwrap(["serve m --tp 2"]).argv == ("m", "--tp", "2")
+    assert unwrap(["--served-model-name", "serve", "--tp", "2"]).argv[0] == "--served-model-name"
+
+
 def test_environment_of_a_pasted_command_counts_and_the_callers_wins():
     line = ("SGLANG_ENABLE_SPEC_V2=True python -m sglang.launch_server --model m --speculative-algorithm EAGLE "
             "--speculative-num-steps 3 --speculative-eagle-topk 1")
@@ -152,8 +178,17 @@ def test_release_between_two_that_were_read_is_unknown_where_they_differ():
 def test_newer_release_keeps_what_never_changed_and_doubts_the_rest():
     report = lint("sglang", "0.9.9", shlex.split(MOTIVATING) + ["--from-the-future"])
     assert verdicts(report, "spec-steps-missing") == ["fail"]
+    assert "so in every release that was read, 0.4.6 … " in next(f.why for f in report if f.id == "spec-steps-missing")
     assert verdicts(report, "flag-unknown") == ["unknown"]
     assert verdicts(report, "engine-version") == ["unknown"]
+
+
+def test_newer_release_doubts_a_rule_that_an_old_one_did_not_have():
+    """topk without N at 0.4.9 … 0.5.2 became what all later ones refuse: true of the newest, not of every one."""
+    words = shlex.split("--speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-draft-model-path d")
+    assert verdicts(lint("sglang", "0.5.23", words), "spec-topk-missing") == ["fail"]
+    report = lint("sglang", "0.9.9", words)
+    assert verdicts(report, "spec-topk-missing") == ["unknown"] and report.ok
 
 
 @pytest.mark.parametrize("words,status", [
@@ -184,6 +219,20 @@ def test_cli_reads_a_unit_from_standard_input_and_a_config_beside_it(tmp_path, m
                                                  f"--model-path m --config {config}\n"))
     assert main(["--engine", "sglang==0.5.12", "-"]) == 1
     assert "--speculative-num-steps is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("glue", [" ", "="])
+def test_cli_looks_into_the_model_where_it_is_on_this_machine(tmp_path, capsys, glue):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    words = ["--engine", "sglang==0.5.23", "--", f"sglang serve --model-path{glue}{tmp_path} "
+             "--speculative-algorithm DSPARK"]
+    assert main(words) == 1
+    (tmp_path / "dspark").mkdir()
+    (tmp_path / "dspark" / "config.json").write_text("{}")
+    assert main(words) == 0
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert main(words) == 0
+    assert "right only if the target carries" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text,expected", [("sm_120", 120), ("SM90", 90), ("12.0", 120), ("8.6", 86), ("sm_103a", 103),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,27 @@ from kit.lint.flags import Given, Parsed, Table, convert
 from kit.lint.versions import parse, show
 
 TRUE = {"1", "true", "yes", "y", "on"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of the model to be served; None is "not known", never "no".
+
+    architecture    class name, "LlamaForCausalLM"
+    config          its config.json
+    dspark_folder   whether a drafter lies in its subfolder dspark/
+    """
+
+    architecture: str | None = None
+    config: Mapping[str, Any] | None = None
+    dspark_folder: bool | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The class, from the config where nobody said it."""
+        listed = (self.config or {}).get("architectures")
+        first = listed[0] if isinstance(listed, list) and listed else None
+        return self.architecture or (first if isinstance(first, str) else None)
 
 
 @dataclass
@@ -24,7 +45,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     sm: int | None = None               # compute capability × 10: 120 for sm_120
     user: str | None = None
-    architecture: str | None = None     # of the target, where the caller knows it
+    target: Target = Target()
     whole: bool = False                 # a complete command, not only flags
     config_read: bool = True            # False: names a --config file that we have not seen
     config_problems: tuple[str, ...] = ()
@@ -33,6 +54,10 @@ class Case:
     spec_given: dict[str, Any] = field(default_factory=dict)    # … of --speculative-config alone
     spec_problems: list[str] = field(default_factory=list)
     asked: bool = False                 # set when a rule looked at the version
+
+    @property
+    def architecture(self) -> str | None:
+        return self.target.named
 
     def last(self, name: str) -> Given | None:
         flag = self.table.by_name.get(name)

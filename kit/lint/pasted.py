@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass, field
 
 ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.S)
+IMAGE = re.compile(r"(^|/)vllm/vllm-openai(:|@|$)|(^|/)vllm-openai:")   # its entry point is the server
+SHELL = re.compile(r"(\d?|&)>{1,2}|<|\||&{1,2}$|;$")
 MODULES = {"sglang.launch_server": "sglang", "vllm.entrypoints.openai.api_server": "vllm"}
 
 
@@ -38,7 +40,7 @@ def unwrap(words: list[str]) -> Pasted:
         if re.search(r"^\s*(ExecStart|\[Service\]|Environment)\b", text, re.M):
             text, env, user = _unit(text)
         try:
-            words = shlex.split(text, comments=False)
+            words = _one_command(shlex.split(text, comments=False))
         except ValueError as e:
             return Pasted((), env, user=user, unreadable=str(e))
     words = [w for w in words if w not in ("\\", "\n")]
@@ -84,8 +86,21 @@ def _environment(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return words[i:], env
 
 
+def _one_command(words: list[str]) -> list[str]:
+    """Up to the redirection, pipe or & after the launcher; what stands before it (`cd x &&`) does no harm.
+
+    >>> _one_command(["vllm", "serve", "m", ">", "log", "2>&1", "&"])
+    ['vllm', 'serve', 'm']
+    """
+    start, _ = _launcher(words)
+    return words[:next((i for i in range(start, len(words)) if SHELL.match(words[i])), len(words))]
+
+
 def _launcher(words: list[str]) -> tuple[int, str]:
-    """(index of the first flag, engine) after `python -m sglang.launch_server`, `vllm serve`, …"""
+    """(index of the first flag, engine) after `python -m sglang.launch_server`, `vllm serve`, …
+
+    A lone `serve MODEL` is a launcher of either engine, and so is an image whose entry point is one.
+    """
     for i, word in enumerate(words):
         previous = words[i - 1] if i else ""
         base = word.rsplit("/", 1)[-1]
@@ -97,4 +112,8 @@ def _launcher(words: list[str]) -> tuple[int, str]:
             return i + 1, "sglang"
         if base == "api_server.py":
             return i + 1, "vllm"
+        if IMAGE.search(word) and not any(w in ("serve", "-m") for w in words[i + 1:i + 4]):
+            return i + 1, "vllm"
+    if words[:1] == ["serve"]:
+        return 1, ""
     return 0, ""

@@ -11,12 +11,32 @@ BACKENDS = ("--attention-backend", "--prefill-attention-backend", "--decode-atte
 FORCED_PAGES = {"flashmla": (64,), "cutlass_mla": (128,), "trtllm_mla": (32, 64), "trtllm_mha": (16, 32, 64)}
 ALGORITHMS = (("0.4.6", {"EAGLE", "EAGLE3", "NEXTN"}), ("0.5.3", {"STANDALONE", "NGRAM"}), ("0.5.11", {"DFLASH"}),
               ("0.5.12", {"FROZEN_KV_MTP"}), ("0.5.16", {"DSPARK"}), ("0.5.20", {"UNO"}))
-# targets that carry their own MTP drafter; a path is then optional (since release)
-BUNDLED_MTP = {"DeepseekV3ForCausalLM": "0.4.6", "Glm4MoeForCausalLM": "0.4.9", "DeepseekV32ForCausalLM": "0.5.3",
-               "BailingMoeForCausalLM": "0.5.3", "BailingMoeV2ForCausalLM": "0.5.3",
-               "MistralLarge3ForCausalLM": "0.5.6", "PixtralForConditionalGeneration": "0.5.6",
-               "Glm4MoeLiteForCausalLM": "0.5.8", "GlmMoeDsaForCausalLM": "0.5.9",
-               "BailingMoeV2_5ForCausalLM": "0.5.9", "HYV3ForCausalLM": "0.5.11", "DeepseekV4ForCausalLM": "0.5.12"}
+# targets whose own MTP layers draft when no path is given (since release): the classes that `model_path or
+# server_args.model_path` is turned into an MTP class for (configs/model_config.py), and those that default the path
+OWN_MTP = {name: since for since, names in (
+    ("0.4.6", "DeepseekV3ForCausalLM MiMoForCausalLM"),
+    ("0.4.9", "Glm4MoeForCausalLM"),
+    ("0.5.1", "Ernie4_5_MoeForCausalLM"),
+    ("0.5.3", "DeepseekV32ForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM LongcatFlashForCausalLM "
+              "Qwen3NextForCausalLM"),
+    ("0.5.6", "MistralLarge3ForCausalLM PixtralForConditionalGeneration"),
+    ("0.5.7", "MiMoV2FlashForCausalLM"),
+    ("0.5.8", "Glm4MoeLiteForCausalLM NemotronHForCausalLM"),
+    ("0.5.9", "GlmMoeDsaForCausalLM BailingMoeV2_5ForCausalLM ExaoneMoEForCausalLM GlmOcrForConditionalGeneration "
+              "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration Step3p5ForCausalLM"),
+    ("0.5.11", "HYV3ForCausalLM MiMoV2ForCausalLM"),
+    ("0.5.12", "DeepseekV4ForCausalLM InternS2PreviewForConditionalGeneration"),
+    ("0.5.13", "NemotronHPuzzleForCausalLM Qwen3MoeForCausalLM Step3p7ForConditionalGeneration"),
+    ("0.5.16", "InklingForConditionalGeneration"),
+    ("0.5.17", "Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM"),
+    ("0.5.18", "InternS2MobiusForConditionalGeneration"),
+    ("0.5.19", "BailingMoeV3ForCausalLM"),
+    ("0.5.20", "HYV4ForCausalLM Qwen4ExpForConditionalGeneration Glm5NextForConditionalGeneration "
+               "NemotronH_Omni_Reasoning_V3"),
+    ("0.5.21", "GigaChat35ForCausalLM"),
+    ("0.5.22", "ExaoneMoeForCausalLM")) for name in names.split()}
+# any of these keys in the target's config.json: it carries its own DSPARK drafter (dspark_config.py)
+BUNDLED_DSPARK = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
 
 
 def page_size(case: Case) -> float:
@@ -68,14 +88,33 @@ def draft_path(case, say):
     elif algo in ("EAGLE3", "STANDALONE"):
         yield say("fail", f"{DRAFT} is missing", "accepted by the parser; dies when the drafter is loaded, after the "
                   "target's weights", f"add {DRAFT} DIR")
-    elif algo in ("EAGLE", "DSPARK"):
-        since = BUNDLED_MTP.get(case.architecture or "")
-        if not (since and case.since(since)):
+    elif algo == "DSPARK":
+        says, bundled = "DSpark dense speculative decoding requires setting --speculative-draft-model-path.", \
+            carries_dspark(case)
+        if bundled is None:
             yield say("unknown", f"no {DRAFT}: right only if the target carries its own drafter",
-                      "ValueError otherwise: DSpark dense speculative decoding requires setting "
-                      "--speculative-draft-model-path." if algo == "DSPARK" else
+                      f"ValueError otherwise: {says}", f"add {DRAFT} DIR, or check the target with `kit compat`")
+        elif not bundled:
+            yield say("fail", f"{DRAFT} is missing, and the target carries no DSPARK drafter", f"ValueError: {says}",
+                      f"add {DRAFT} DIR")
+    elif algo == "EAGLE":
+        since = OWN_MTP.get(case.architecture or "")
+        if case.architecture is None:
+            yield say("unknown", f"no {DRAFT}: right only if the target carries its own drafter",
                       "MTP layers inside the checkpoint (DeepSeek, GLM …) need no path, every other target does",
                       f"add {DRAFT} DIR, or check the target with `kit compat`")
+        elif not (since and case.since(since)):
+            later = f", or SGLang {since} and later, which draft with the target's own MTP layers" if since else ""
+            yield say("warn", f"{DRAFT} is missing, and {case.architecture} has no MTP layers that this release knows",
+                      "accepted, and the target itself is loaded a second time as the drafter, which it is not made for",
+                      f"add {DRAFT} DIR{later}", case.architecture)
+
+
+def carries_dspark(case: Case) -> bool | None:
+    """Whether this release finds a DSPARK drafter in the target; None where too little is known of the target."""
+    config, folder = case.target.config, case.target.dspark_folder if case.since("0.5.23") else False
+    keys = None if config is None else any(config.get(key) is not None for key in BUNDLED_DSPARK)
+    return True if True in (keys, folder) else None if None in (keys, folder) else False
 
 
 @rule("spec-algorithm-drafter", "sglang")

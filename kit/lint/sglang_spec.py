@@ -15,7 +15,11 @@ CHAIN = f"{S} 3 {K} 1 {N} 4"
 LLAMA = (5, 4, 8)
 SHORT_CHAIN = (3, 1, 4)
 LONG_AUTO = {"LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"}
-DEEPSEEK_LIKE = {"DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"}
+# targets with the short chain before 0.5.8 made it everybody's (since release)
+SHORT_AUTO = {"DeepseekV3ForCausalLM": "0.4.9", "DeepseekV2ForCausalLM": "0.4.9", "GptOssForCausalLM": "0.5.1",
+              "DeepseekV32ForCausalLM": "0.5.3", "BailingMoeForCausalLM": "0.5.3", "BailingMoeV2ForCausalLM": "0.5.3",
+              "Glm4MoeForCausalLM": "0.5.6", "MistralLarge3ForCausalLM": "0.5.6",
+              "PixtralForConditionalGeneration": "0.5.6", "MiMoV2FlashForCausalLM": "0.5.7"}
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,9 @@ def auto_triples(case: Case, algo: str) -> tuple[tuple[int, int, int], ...]:
     arch = case.architecture
     if arch in LONG_AUTO or case.before("0.4.9"):
         return (LLAMA,)
-    if arch in DEEPSEEK_LIKE or (arch and case.since("0.5.8")):
-        return (SHORT_CHAIN,)
-    return (SHORT_CHAIN, LLAMA)
+    if arch is None:
+        return (SHORT_CHAIN, LLAMA)
+    return (SHORT_CHAIN,) if case.since(SHORT_AUTO.get(arch, "0.5.8")) else (LLAMA,)
 
 
 def adaptive(case: Case) -> bool:

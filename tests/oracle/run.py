@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kit.findings import Finding
 from kit.lint import lint
-from kit.lint.case import breaks_later
+from kit.lint.case import Target, breaks_later
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
@@ -35,6 +35,7 @@ CONFIG = {"architectures": [ARCHITECTURE], "model_type": "qwen3", "hidden_size":
           "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
           "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
           "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "silu"}
+TARGET = Target(config=CONFIG, dspark_folder=False)     # lint judges the very folder that the engine saw
 
 NUMBERS = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
 SPEC = ["EAGLE"] * 4 + ["EAGLE3"] * 6 + ["NEXTN"] * 2 + ["STANDALONE"] * 2 + ["NGRAM"] * 3 + ["DFLASH"] * 2 + [
@@ -133,7 +134,7 @@ def recorded() -> dict[str, list[dict]]:
 
 def lint_says(version: str, row: dict) -> tuple[list[Finding], list[Finding]]:
     """(findings by which the engine's parser would refuse this set, findings that leave it open)."""
-    report = lint("sglang", version, row["argv"], row["env"], architecture=ARCHITECTURE)
+    report = lint("sglang", version, row["argv"], row["env"], target=TARGET)
     return ([f for f in report if f.verdict == "fail" and not breaks_later(f)],
             [f for f in report if f.verdict == "unknown"])
 
