@@ -21,7 +21,7 @@ _HOME = {
     "compare": "analysis", "connect": "verbs", "controls": "widgets", "follow": "verbs", "metrics": "",
     "phases": "reading", "plan": "planning", "plots": "", "preflight": "prelaunch", "report": "reading",
     "running": "reading", "runs": "reading", "sentences": "verdict", "speculative_arm": "reading", "summary": "reading",
-    "survey": "surveying", "terms": "reading", "tune": "verbs", "watch": "ui",
+    "sudo": "verbs", "survey": "surveying", "terms": "reading", "tune": "verbs", "watch": "ui",
 }
 __all__ = sorted(_HOME)
 

@@ -3,8 +3,6 @@
 Commands and small files share one connection, streams, transfers and tunnels
 use others, so neither keeps the other waiting. sshd takes 10 sessions on a
 connection (MaxSessions); at most 8 commands go at once, further ones wait.
-
-The login shell on the host gets plain POSIX quoting (`Command.shell`); scripts travel on stdin to `sh -s`.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ TICK_S = 0.5
 
 
 class Refused(Exception):
-    """Nobody listens on that port of the host."""
-
+    """Nobody listens on that port."""
 
 class SshHost:
     """A machine behind SSH; safe to use from many threads. Get one with `kit.connect`.
@@ -52,8 +49,7 @@ class SshHost:
         self._closed = True
 
     def __repr__(self) -> str:
-        short = self._short
-        state = "closed" if self._closed else "connected" if short is not None and short.alive else "not connected"
+        state = "closed" if self._closed else "connected" if self._short and self._short.alive else "not connected"
         return f"SshHost({self.name!r}, {state})"
 
     user = property(lambda self: self._link().user, doc="Who logs in there.")
@@ -245,9 +241,13 @@ class SshHost:
     # -- ports
 
     def _tcp(self, port: int) -> tuple[Any, Any]:
-        with self._roomy() as link:     # the seat is given back at once: TCP channels are not counted by sshd
-            with link.explained(f"reach port {port}"):
-                return link, link.tcp(port)
+        with self._lock:        # the first long connection is never dropped, and sshd counts no TCP channels
+            if not (self._long and self._long[0][0].alive):
+                with self._roomy():
+                    pass
+            link = self._long[0][0]
+        with link.explained(f"reach port {port}"):
+            return link, link.tcp(port)
 
     def http(self, port: int, path: str, body: bytes | None = None, timeout_s: float = 10.0) -> Http:
         """GET (POST where there is a body) to 127.0.0.1:port on the host.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+
 from kit import benching
 from kit import host as hosts
 from kit.applying import Applier
+from kit.command import Command, Secret
+from kit.errors import KitError
 from kit.following import lines, state
 from kit.job import Job
 from kit.planning import plan
@@ -24,6 +28,19 @@ def connect(where: Experiment | HostSpec | str, accept: str | None = None) -> Ho
     """
     spec = where.host if isinstance(where, Experiment) else where
     return hosts.connect(spec, accept=accept)
+
+
+def sudo(host: Host) -> None:
+    """Ask for sudo's password on the host, hidden, and keep it in this process's memory only; wrong: SudoError.
+
+    >>> kit.sudo(host)
+    """
+    host.sudo_password = Secret(getpass.getpass(f"sudo password of {host.user} on {host.name}: "))
+    try:
+        host.run(Command(("true",), as_root=True)).check("sudo")
+    except KitError:
+        host.sudo_password = None
+        raise
 
 
 def apply(plan: Plan, host: Host) -> Job:

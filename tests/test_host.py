@@ -5,6 +5,9 @@ import hashlib
 import hmac
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import paramiko
 import pytest
@@ -278,6 +281,29 @@ def test_a_sender_waiting_for_room_stops_when_the_other_side_closes():
     with pytest.raises(OSError):
         wire.sendall(b"never")
     assert wire.raw.sent == []
+
+
+def test_many_requests_at_once_through_one_host_all_get_their_answer(rehearsal_host):
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(0.05)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"here")
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(lambda _: rehearsal_host.http(server.server_port, "/").body, range(96)))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert answers == [b"here"] * 96
 
 
 def test_a_tunnel_serves_the_next_client_after_a_refused_one():
