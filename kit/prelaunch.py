@@ -21,9 +21,9 @@ from kit.engines import service
 from kit.errors import KitError, PlanError
 from kit.findings import Finding, Report, Verdict
 from kit.lint import lint
-from kit.nccl import advice
 from kit.memory import MemoryPlan, memory_plan
 from kit.modelfacts import LocalReader, ModelFacts, read_model
+from kit.nccl import advice
 from kit.planning import plan as plan_of
 from kit.seams import Host, Unit
 from kit.spec import Checkpoint, Experiment

@@ -106,7 +106,7 @@ def draft_path(case, say):
         elif not (since and case.since(since)):
             later = f", or SGLang {since} and later, which draft with the target's own MTP layers" if since else ""
             yield say("warn", f"{DRAFT} is missing, and {case.architecture} has no MTP layers that this release knows",
-                      "accepted, and the target itself is loaded a second time as the drafter, which it is not made for",
+                      "accepted, and the target itself is loaded a second time as the drafter, and is none",
                       f"add {DRAFT} DIR{later}", case.architecture)
 
 
