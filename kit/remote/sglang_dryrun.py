@@ -47,7 +47,7 @@ def main(argv):
         last = frames[-1]
         out["error"] = {"type": type(e).__name__, "msg": str(e)[:2000], "file": os.path.basename(last.filename),
                         "line": last.lineno, "func": last.name,
-                        "src": [linecache.getline(last.filename, last.lineno + i).rstrip()[:300] for i in range(3)]}
+                        "src": [linecache.getline(last.filename, last.lineno + i).rstrip()[:300] for i in range(-2, 3)]}
     print("\n@@DRYRUN " + json.dumps(out, default=str), flush=True)
     return 0 if out["ok"] else 1
 
