@@ -92,6 +92,22 @@ MODELS = {
                        "EntryClass = LlamaForCausalLMEagle3\n",
     "mixtral.py": "class MixtralForCausalLM: pass\nclass Helper:\n    def set_eagle3_layers_to_capture(self): ...\n"
                   "EntryClass = MixtralForCausalLM\n",
+    "vl.py": "from x.own import OtherLayers, Looking\n"
+             "class Layers:\n    def forward(self): return self.layers_to_capture\n"
+             "class VL:\n    def __init__(self, cls=Layers): self.model = cls()\n"
+             "    def set_eagle3_layers_to_capture(self, ids): self.model.layers_to_capture = ids\n"
+             "class Same(VL): pass\n"
+             "class Deaf(VL):\n    def __init__(self, language_model_cls=OtherLayers): ...\n"
+             "class Deafer(Deaf): pass\n"
+             "class Made(VL):\n    def __init__(self): self.model = OtherLayers(1)\n"
+             "class Hears(VL):\n    def __init__(self, language_model_cls=Looking): ...\n"
+             "class Passes(VL):\n    def __init__(self): self.model = Delegate(1)\n"
+             "class Delegate:\n    def set_eagle3_layers_to_capture(self, ids): ...\n"
+             "EntryClass = [VL, Same, Deaf, Deafer, Made, Hears, Passes]\n",
+    "own.py": "class OtherLayers:\n    def __init__(self): self.layers_to_capture = []\n    def forward(self): ...\n"
+              "class Looking(OtherLayers):\n    def forward(self): return 1 in self.layers_to_capture\n",
+    "namesake.py": "class OtherLayers:\n    def forward(self): return self.layers_to_capture\n",
+    "bom.py": "\ufeffclass Marked: pass\nEntryClass = Marked\n",
     "broken.py": "def (:\n",
     "cyclic.py": "class A(B): pass\nclass B(A): pass\nEntryClass = A\n",
 }
@@ -105,7 +121,7 @@ def engine_host(tmp_path):
     models.mkdir(parents=True)
     (site / "sglang" / "__init__.py").write_text("raise RuntimeError('imported')")
     for name, text in MODELS.items():
-        (models / name).write_text(text)
+        (models / name).write_text(text, encoding="utf-8")
     info = site / "sglang-0.5.99.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
@@ -119,6 +135,17 @@ def test_classes_are_read_from_the_installed_source_in_one_round_trip(engine_hos
     has = there.support.has
     assert has("LlamaForCausalLMEagle3") and has("Phi", "eagle3") and has("A")
     assert has("MixtralForCausalLM") and has("MixtralForCausalLM", "eagle3") is False and has("Helper") is False
+
+
+@pytest.mark.parametrize("name,captures", [("VL", True), ("Same", True), ("Hears", True), ("Passes", True),
+                                           ("Deaf", False), ("Deafer", False), ("Made", False)])
+def test_an_inherited_capture_counts_only_where_the_layers_look_at_it(engine_host, name, captures):
+    """Qwen3.5 inherited it from Qwen3-VL from 0.5.11 on, and its own layers looked at it from 0.5.22 on."""
+    assert read_installed(engine_host, "sglang", sys.executable).support.has(name, "eagle3") is captures
+
+
+def test_a_byte_order_mark_hides_no_class(engine_host):
+    assert read_installed(engine_host, "sglang", sys.executable).support.has("Marked")
 
 
 def test_an_installed_engine_beats_the_table(capsys, pair, engine_host):

@@ -8,6 +8,7 @@ from kit.compat.classes import first_release, newest
 from kit.compat.pair import Pair, Say, rule
 from kit.findings import Finding
 from kit.lint.versions import neighbours, parse, show
+from kit.modelfacts import ModelFacts
 
 EAGLE_CLASSES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle"}
 # vLLM's own list: part of the target's model_type
@@ -54,7 +55,11 @@ def target_class(p: Pair, say: Say) -> Iterator[Finding]:
         return
     known, ability = p.support.has(arch), {"eagle3": "eagle3", "dflash": "dflash"}.get(p.algorithm)
     captures = p.support.has(arch, ability) if ability else True
-    if known is False:
+    if known is False and p.on("vllm"):
+        yield say("unknown", f"{p.engine} has no class of its own for {arch}",
+                  "it may serve it through the Transformers library, which is not read here",
+                  "try it without a drafter first", p.support.source)
+    elif known is False:
         since = first_release(p.engine.name, arch)
         yield say("fail", f"{p.engine} does not know the target class {arch}",
                   "“Model architectures … are not supported for now”", f"{p.engine.name} {since} and later do" if since
@@ -62,7 +67,9 @@ def target_class(p: Pair, say: Say) -> Iterator[Finding]:
     elif captures is False:
         since = first_release(p.engine.name, arch, ability)
         yield say("fail", f"{p.engine}: target class {arch} hands no hidden states to {p.engine.spelled(p.algorithm)}",
-                  f"it has no set_{ability}_layers_to_capture; the launch ends after the target was loaded",
+                  f"set_{ability}_layers_to_capture is missing, or inherited and set on layers that do not look at it: "
+                  "the launch ends after the target was loaded, or nothing sensible is drafted"
+                  if p.on("sglang") else "it is no SupportsEagle3; the launch ends after the target was loaded",
                   f"{p.engine.name} {since} and later do" if since else "no release that was read does",
                   p.support.source)
     elif known is None or captures is None:
@@ -126,14 +133,31 @@ def drafter_class(p: Pair, say: Say) -> Iterator[Finding]:
                   f'set "architectures": ["{usual}"] in a copy of its config.json')
     elif p.support is None:
         yield _no_table(p, say, f"drafter class {arch}")
-    elif (known := p.support.has(arch)) is None:
-        yield say("unknown", f"drafter class {arch}: the releases around {p.engine} differ", "", "", p.support.source)
-    elif not known and not p.on("vllm"):
-        since = first_release(p.engine.name, arch)
+    elif (known := p.support.has(asked := _asked_for(p, d))) is None:
+        yield say("unknown", f"drafter class {asked}: the releases around {p.engine} differ", "", "", p.support.source)
+    elif not known and p.on("vllm") and d.packaging == "plain":
+        yield say("unknown", f"{p.engine} has no class of its own for {arch}",
+                  "it may serve it through the Transformers library, which is not read here", "", p.support.source)
+    elif not known:
+        since = first_release(p.engine.name, asked)
         fix = f"{p.engine.name} {since} and later do" if since else "use a head in another format"
-        if d.speculators:
+        if d.speculators and p.on("sglang"):
             fix = f"this is the speculators layout: convert it to {usual}, or serve it with vLLM"
-        yield say("fail", f"{p.engine} does not know the drafter class {arch}",
+        yield say("fail", f"{p.engine} does not know the drafter class {asked}",
                   "“Model architectures … are not supported for now”", fix, p.support.source)
     else:
-        yield say("pass", f"{arch} is {'known' if known else 'rewritten by the method'}", evidence=p.support.source)
+        yield say("pass", f"{asked} is known" + (f" ({arch} to {p.engine.title})" if asked != arch else ""),
+                  evidence=p.support.source)
+
+
+def _asked_for(p: Pair, d: ModelFacts) -> str:
+    """The class that the engine's registry is asked for: vLLM puts the method's name before it
+    (transformers_utils/configs/eagle.py), and knows one class for each kind of speculators head (speculators/algos.py).
+    """
+    arch, method = d.architecture, {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash"}.get(p.algorithm)
+    if not p.on("vllm") or not method:
+        return arch
+    if d.speculators:
+        return {"eagle3": "Eagle3LlamaForCausalLM", "dflash": "DFlashDraftModel"}.get(p.algorithm, arch)
+    own = arch.startswith(method) or (method != "Eagle" and p.since("0.11.0") is not False and arch.endswith(method))
+    return arch if own else method + arch
