@@ -6,13 +6,14 @@ from fnmatch import fnmatchcase
 import pytest
 
 from kit import project, shipping
-from kit.engines import engine
+from kit.engines import engine, service
 from kit.errors import PlanError, PortBusy, SpecError
-from kit.facts import Holder, Present
+from kit.facts import Gpu, Holder, Lease, Present
 from kit.planning import plan, tools
 from kit.seams import UnitState
 from kit.spec import Experiment
-from kit.steps import Remove
+from kit.steps import Remove, Start
+from kit.supervisors import supervisor
 from kit.surveys import Survey
 
 EXP = Experiment.load(project.root() / "configs" / "micro.yaml")
@@ -156,3 +157,93 @@ def test_undo_touches_nothing_that_only_lies_in_the_same_folders():
         if isinstance(step, Remove):
             assert not any(fnmatchcase(name, only) for name in ("my-llm", "tool", "v8", "2025") for only in step.only
                            if not step.path.endswith("/units"))
+
+
+# ------------------------------------------------ hosts with GPUs, systemd, other people
+
+K26 = Experiment.load(project.root() / "configs" / "k26-eagle3.yaml").with_(
+    **{"drafter.source": "host:/models/head", "host.supervisor": "systemd"})
+GPU = Gpu(0, "RTX PRO 6000", 97887, 0, "580", "12.0")
+BIG = replace(BARE, user="deploy", systemd=True, privilege="sudo", gpus=(GPU,) * 8, port=30001)
+
+
+def k26_serving(text=None, **changes):
+    sup, unit = supervisor("systemd"), service(K26, "/r")
+    text = sup.text(unit, "/r", "deploy") if text is None else text
+    names = [step.path.rsplit("/", 1)[-1] for step in tools(K26, BIG)]
+    state = UnitState(unit.name, "active", "running", digest=unit.digest, port=unit.port,
+                      about={**unit.about, "_text": text})
+    return replace(BIG, shipped={n: shipping.sha256(n) for n in names}, units=(replace(state, **changes),))
+
+
+def kinds(steps):
+    return [type(s).__name__ for s in steps]
+
+
+def test_the_dry_run_comes_before_anything_is_written_and_the_gpus_are_claimed_before_the_start():
+    steps = kinds(plan(K26, BIG))
+    assert steps[0] == "DryRun" and steps[-4:] == ["Check", "Claim", "Start", "Healthy"]
+
+
+def test_with_a_checkpoint_still_to_fetch_the_dry_run_waits_for_its_config():
+    exp = Experiment.load(project.root() / "configs" / "k26-eagle3.yaml")
+    steps = kinds(plan(exp, BIG))
+    assert steps.index("Fetch") < steps.index("DryRun") < steps.index("Start")
+
+
+def test_the_plan_shows_the_whole_unit_as_a_diff_and_then_nothing():
+    diff = plan(K26, BIG).diff
+    assert "+KillMode=mixed" in diff and '+    "--speculative-num-steps" "3" \\' in diff
+    assert not plan(K26, k26_serving()).steps and plan(K26, k26_serving()).diff == ""
+
+
+def test_a_unit_file_changed_by_hand_is_written_anew_and_only_that_line_differs():
+    text = supervisor("systemd").text(service(K26, "/r"), "/r", "deploy").replace("Restart=no", "Restart=always")
+    steps = plan(K26, k26_serving(text))
+    assert next(s for s in steps if isinstance(s, Start)).why == "its unit file was changed by hand"
+    changed = [line for line in steps.diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == ["-Restart=always", "+Restart=no"]
+
+
+def test_another_arm_on_the_same_gpus_is_stopped_by_a_visible_step_and_its_memory_waited_for():
+    other = k26_serving(name="k26-baseline", digest="x", port=30002, about={"experiment": "k26"})
+    steps = plan(K26, other)
+    assert "stop k26-baseline" in verbs(steps) and "it holds the GPUs" in repr(steps)
+    assert kinds(steps).index("Stop") < kinds(steps).index("Free") < kinds(steps).index("Start")
+
+
+def test_an_arm_on_other_gpus_stays():
+    other = k26_serving(name="k26-baseline", digest="x", port=30002, about={"experiment": "k26", "devices": "9,10"})
+    assert "Stop" not in kinds(plan(K26, other))
+
+
+def test_a_second_experimenter_is_named():
+    lease = Lease("/tmp/specbook.lock.d/ann-x.json", "ann@desk as ann", "qwen", "qwen-eagle3", "/home/ann/.specbook",
+                  30000, "b", 0)
+    with pytest.raises(PlanError, match="ann@desk.*qwen-eagle3"):
+        plan(K26, replace(BIG, leases=(lease,)))
+    assert plan(K26, replace(BIG, leases=(replace(lease, boot_id="an earlier one"),))).steps
+    assert plan(K26, replace(BIG, leases=(replace(lease, root="/r"),))).steps
+
+
+def test_a_host_without_systemd_is_told_which_supervisor_serves_instead():
+    with pytest.raises(PlanError) as e:
+        plan(K26, replace(BIG, systemd=False))
+    assert "host.supervisor: process" in e.value.next
+
+
+def test_a_unit_file_of_somebody_else_under_our_name_ends_the_plan():
+    with pytest.raises(PlanError, match="not ours"):
+        plan(K26, k26_serving(active="failed", result="not-ours", about={"_error": "x.service is not ours"}))
+
+
+def test_secrets_are_named_in_the_plan_and_their_values_nowhere(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    steps = plan(K26.with_(**{"engine.secrets": ("HF_TOKEN",)}), BIG)
+    assert "HF_TOKEN in /r/secrets/k26-eagle3.env" in repr(steps)
+    assert "EnvironmentFile=/r/secrets/k26-eagle3.env" in steps.diff
+    assert "hf_very_secret" not in repr(steps) + steps.diff + repr(tuple(steps))
+
+
+def test_what_earlier_starts_took_is_said_before_apply():
+    assert "earlier starts took 11 min" in repr(plan(K26, replace(BIG, expected_s=640.0)))

@@ -21,6 +21,7 @@ from kit.errors import (
     PortBusy,
     ServiceDied,
 )
+from kit.following import run_to_end
 from kit.seams import Supervisor, Unit
 from kit.supervisors import EXITS, supervisor
 from kit.supervisors.process import SUPERVISOR
@@ -148,3 +149,15 @@ def test_the_whole_life_of_a_unit_on_a_host_with_an_unpleasant_folder(tmp_path):
         assert b"".join(chunks) == b""
     SUPERVISOR.explain(host.run(SUPERVISOR.remove("demo", root, python)), unit)
     assert SUPERVISOR.parse_states(host.run(SUPERVISOR.states(root, python))) == ()
+
+
+def test_secrets_reach_the_program_through_a_file_and_are_nowhere_else(tmp_path):
+    host = LocalHost(tmp_path / "root")
+    host.write(f"{host.root}/bin/babysit.py", BABYSIT.read_bytes())
+    host.write(f"{host.root}/secrets/s.env", b'TOKEN="a \\"b\\" $c"\n', 0o600)
+    check = "import os, sys; t = os.environ['TOKEN']; sys.exit(0 if (len(t), t[2], t[6]) == (8, chr(34), chr(36)) else 9)"
+    unit = Unit("s", (sys.executable, "-c", check), kind="job", env_file=f"{host.root}/secrets/s.env")
+    ended = run_to_end(host, SUPERVISOR, sys.executable, unit, lambda line: None, lambda: None)
+    assert (ended.result, ended.exit_code) == ("success", 0)
+    kept = [p.read_bytes() for p in Path(host.root, "units").rglob("*") if p.is_file()]
+    assert kept and not any(b"$c" in data for data in kept)
