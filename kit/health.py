@@ -1,4 +1,4 @@
-"""Healthy means: a real generation was answered. Everything before that is not ready."""
+"""Healthy means: a real generation was answered, and where a drafter serves, it is of use. Else: not ready, or dead."""
 
 from __future__ import annotations
 
@@ -6,19 +6,52 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kit.engines import engine
 from kit.errors import NotHealthy, ServiceDied
 from kit.following import recent, state, stop
-from kit.seams import Host, Phase
+from kit.seams import Acceptance, Host, Http, Phase
 from kit.spec import Experiment
 from kit.supervisors import supervisor
 
 PROBE = "Say hello."
 PROBE_TOKENS = 8
 LAST_LINES = 6
-JUDGED_TOKENS, LEAST_ACCEPT_LENGTH = 300, 1.2
-TEXTS = ("def read_lines(path):\n", "The history of the city begins with", "1, 2, 3, 4, 5, 6,")
+WITHOUT_DRAFTER = ("none", "ngram", "suffix")   # what an n-gram finds depends on the text: nothing to hold it to
+LEAST_ACCEPT_LENGTH = 1.2       # a head that does not fit its target gives 1.00 to 1.15, one that fits 1.8 and more
+JUDGED_TOKENS = 300             # from so many on, the mean itself is judged
+PROOF_PROMPTS = (
+    "Explain in a few paragraphs how a bicycle stays upright while it is moving.",
+    "def quicksort(items):\n    \"\"\"Return a sorted copy of items.\"\"\"\n",
+    "The following is a list of the months of the year and what a gardener does in each of them.\n1. January:",
+    "Q: Why is the sky blue?\nA:",
+)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What generations with a drafter showed. length None: nothing told how many drafts were accepted."""
+
+    tokens: int
+    length: float | None
+    steps: float
+    source: str             # where the acceptance is from
+    took_s: float
+
+    @property
+    def useless(self) -> bool:
+        """Below the least length; of few tokens only where chance cannot explain it (95 %, drafts as rare events)."""
+        if self.length is None or not self.steps:
+            return False
+        accepted = (self.length - 1) * self.steps
+        most = accepted if self.tokens >= JUDGED_TOKENS else accepted + 2 * accepted ** 0.5 + 3
+        return most / self.steps < LEAST_ACCEPT_LENGTH - 1
+
+    def __str__(self) -> str:
+        told = f"accept length {self.length:.2f}" if self.length is not None else "nothing told the accept length"
+        return f"{told} over {self.tokens} tokens in {self.took_s:.1f} s" + (f", from {self.source}" if self.source else
+                                                                            "")
 
 
 def probe(exp: Experiment, host: Host, timeout_s: float = 30.0) -> tuple[bool, str]:
@@ -31,13 +64,44 @@ def probe(exp: Experiment, host: Host, timeout_s: float = 30.0) -> tuple[bool, s
         return False, f"{eng.ready_path()} answers {ready.status}: loading"
     path, body = eng.generation(PROBE, PROBE_TOKENS, stream=False)
     answer = host.http(exp.serve.port, path, json.dumps(body).encode(), timeout_s)
-    try:
-        tokens = eng.generated(json.loads(answer.body)) if answer.status == 200 else 0
-    except ValueError:
-        tokens = 0
+    tokens = eng.generated(_json(answer))
     if tokens < 1:
         return False, f"a generation answered {answer.status} with {tokens} tokens: {answer.body[:120]!r}"
     return True, f"answered {tokens} tokens"
+
+
+def prove(exp: Experiment, host: Host) -> Proof | str | None:
+    """What the drafter of this arm is worth, by a few generations; a text where one failed; None without a drafter.
+
+    From the answers where they tell, else from the counters around them, else from the server's own mean.
+    """
+    if exp.spec.algorithm in WITHOUT_DRAFTER:
+        return None
+    eng, port, began = engine(exp.engine.name), exp.serve.port, time.monotonic()
+
+    def counters() -> Acceptance | None:
+        page = host.http(port, eng.metrics_path())
+        return eng.acceptance(page.body.decode("utf-8", "replace")) if page.status == 200 else None
+
+    before, tokens, told = counters(), 0, []
+    for path, body in eng.proof(PROOF_PROMPTS):
+        answer = host.http(port, path, json.dumps(body).encode(), exp.bench.request_limit_s)
+        made, acceptance = eng.proven(_json(answer))
+        if made < 1:
+            return f"a generation answered {answer.status}: {answer.body[:120]!r}"
+        tokens += made
+        told += [acceptance] if acceptance else []
+    steps, accepted, source = sum(a.steps for a in told), sum(a.accepted for a in told), "its answers"
+    if not told:
+        after = counters()
+        if after and before:
+            window, source = after - before, "its counters"
+            steps, accepted = window.steps, window.accepted
+    took_s = time.monotonic() - began
+    if steps:
+        return Proof(tokens, 1 + accepted / steps, steps, source, took_s)
+    mean = eng.accept_so_far(_json(host.http(port, eng.info_path()))) if eng.info_path() else None
+    return Proof(tokens, mean, tokens / mean if mean else 0, "its mean since the start" if mean else "", took_s)
 
 
 def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable[[str], None],
@@ -45,12 +109,19 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
     """Seconds from the unit's start until it is healthy.
 
     Raises ServiceDied at once when the process ended (with its last lines and,
-    where the log says it, the cause), NotHealthy at the deadline; what does not
-    get healthy is stopped, its log stays.
+    where the log says it, the cause), NotHealthy at the deadline, or when the
+    drafter is of no use; what does not get healthy is stopped, its log stays.
     """
     sup, python, unit = supervisor(exp.host.supervisor), exp.host.python, exp.unit
     began, cursor, why, pause = time.monotonic(), "", "not asked yet", 0.1
     said: list[str] = []
+    stages = Stages(engine(exp.engine.name).phases)
+
+    def give_up(what: str, next: str) -> NotHealthy:
+        stop(host, sup, python, unit, exp.serve.stop_within_s)
+        return NotHealthy(f"{unit} {what}; it was stopped, its log is kept", where=f"{host.name}: {_tail(said)}",
+                          next=next)
+
     while True:
         check()
         now = state(host, sup, python, unit)    # before the log: what it said last is then in it
@@ -58,62 +129,47 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
         cursor = new[-1].cursor if new else cursor
         said = (said + [line.text for line in new])[-200:]
         for line in new:
+            stages.see(line.time_s, line.text)
             on_line(line.text)
         if not now.running:
             raise died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
         ok, why = probe(exp, host)
+        proof = prove(exp, host) if ok else None
+        if isinstance(proof, str):              # it answers, and not for long: the next look says whether it died
+            ok, why = False, proof
+        if isinstance(proof, Proof):
+            on_line(f"drafter: {proof}")
+            if proof.useless:
+                raise give_up(f"answers, and its drafter is of no use: {proof}, where {LEAST_ACCEPT_LENGTH} is the "
+                              "least", "likely the algorithm is not the head's (EAGLE with an EAGLE-3 head says "
+                              "nothing), it is the head of another target, or it lacks its d2t table: kit.check "
+                              "compares them")
         if ok:
-            took = time.monotonic() - began
-            _drafts_are_taken(exp, host, on_line)
-            return took
+            on_line(f"started: {stages}")
+            return time.monotonic() - began
         if time.monotonic() - began > within_s:
-            stop(host, sup, python, unit, exp.serve.stop_within_s)
-            raise NotHealthy(f"{unit} was not healthy within {within_s:g} s: {why}; it was stopped, its log is kept",
-                             where=f"{host.name}: {_tail(said)}",
-                             next="read the log; if it is only slow, raise serve.healthy_within_s")
+            raise give_up(f"was not healthy within {within_s:g} s: {why}"
+                          + (f"; it had come to: {stages.last}" if stages.last else ""),
+                          "read the log; if it is only slow, raise serve.healthy_within_s")
         time.sleep(pause)
         pause = min(pause * 1.5, 2.0)   # quick for a small model, gentle for one that loads ten minutes
-
-
-def _drafts_are_taken(exp: Experiment, host: Host, on_line: Callable[[str], None]) -> None:
-    """A drafter that does not fit *runs*, at accept length 1.00. NotHealthy below 1.2 over 300 tokens; it is stopped.
-
-    Source of the bound: heads that fit give 1.9 and more on any text; wrong heads and wrong algorithms 1.0 to 1.1.
-    """
-    eng, asked = engine(exp.engine.name), -(-JUDGED_TOKENS // len(TEXTS))
-    if exp.spec.algorithm in ("none", "ngram", "suffix") or eng.verifying("", 1) is None:
-        return
-    tokens = steps = 0
-    for text in TEXTS:
-        path, body = eng.verifying(text, min(asked + 1, exp.serve.context - 64))
-        answer = host.http(exp.serve.port, path, json.dumps(body).encode(), 120.0)
-        try:
-            counted = eng.verified(json.loads(answer.body)) if answer.status == 200 else None
-        except ValueError:
-            counted = None
-        if counted is None:
-            on_line(f"accept length not judged: {path} answered {answer.status} without verify steps")
-            return
-        tokens, steps = tokens + counted[0], steps + counted[1]
-    length = tokens / steps
-    on_line(f"accept length {length:.2f} over {tokens} tokens")
-    if length < LEAST_ACCEPT_LENGTH:
-        sup = supervisor(exp.host.supervisor)
-        stop(host, sup, exp.host.python, exp.unit, exp.serve.stop_within_s)
-        raise NotHealthy(f"{exp.unit} runs, and its drafts are not taken: accept length {length:.2f} over {tokens} "
-                         "tokens (below 1.2); it was stopped", where=host.name,
-                         next="the algorithm is not this head's, or the head is another target's: kit.check(exp, host)")
 
 
 def died(exp: Experiment, host: Host, result: str, exit_code: int | None, signal: str | None,
          said: list[str]) -> ServiceDied:
     """The error for a service that ended: how, its last lines, and the cause where a pattern knows it."""
+    eng = engine(exp.engine.name)
     how = f"signal {signal}" if signal else f"exit {exit_code}" if exit_code is not None else result
-    cause, line = explain(engine(exp.engine.name).failures, said) or (None, "")
+    next = "change what the lines complain about, and serve again"
+    if signal in ("KILL", "SIGKILL"):
+        if eng.own_kill and any(re.search(eng.own_kill, line) for line in said):
+            how = f"it ended itself with {signal} after one of its processes failed; not the kernel for want of memory"
+        else:
+            next = "nothing in its log says why: look for the kernel's memory killer, journalctl -k | grep -i oom"
+    cause, line = explain(eng.failures, said) or (None, "")
     what, _, fix = cause.meaning.partition(" Fix: ") if cause else ("", "", "")
     return ServiceDied(f"{exp.unit} ended ({how}) before it was healthy" + (f": {what}" if what else ""),
-                       where=f"{host.name}: {_tail([line, *said[-LAST_LINES:]] if line else said)}",
-                       next=fix or "change what the lines complain about, and serve again")
+                       where=f"{host.name}: {_tail([line, *said[-LAST_LINES:]] if line else said)}", next=fix or next)
 
 
 def explain(failures: tuple[Phase, ...], said: list[str]) -> tuple[Phase, str] | None:
@@ -121,14 +177,50 @@ def explain(failures: tuple[Phase, ...], said: list[str]) -> tuple[Phase, str] |
     return next(((f, line) for f in failures for line in said if re.search(f.pattern, line)), None)
 
 
+class Stages:
+    """The phases of a start as its lines come: `str()` gives each with the seconds since the first line.
+
+    >>> print(stages)
+    arguments 2 s, load-target 25 s, kv-cache 238 s, load-drafter 240 s, …
+    """
+
+    def __init__(self, known: tuple[Phase, ...]):
+        self.known, self.seen, self.counts = known, {}, {}
+        self.first_s: float | None = None
+
+    def see(self, time_s: float | None, line: str) -> None:
+        self.first_s = time_s if self.first_s is None else self.first_s
+        for phase in self.known:
+            if phase.id not in self.seen and re.search(phase.pattern, line):
+                self.counts[phase.id] = self.counts.get(phase.id, 0) + 1
+                if self.counts[phase.id] == phase.nth:
+                    self.seen[phase.id] = (phase.id, time_s, phase.meaning)
+
+    @property
+    def last(self) -> str:
+        """What the start was doing last, in words; "" before the first phase."""
+        return list(self.seen.values())[-1][2] if self.seen else ""
+
+    def __str__(self) -> str:
+        first = self.first_s or 0.0
+        return ", ".join(id if at is None else f"{id} {at - first:.0f} s" for id, at, _ in self.seen.values()) \
+            or "no phase was seen in its log"
+
+
 def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> list[tuple[str, float | None, str]]:
     """(phase, time_s, meaning) for each phase a start went through, first occurrence each, in log order."""
-    seen: dict[str, tuple[str, float | None, str]] = {}
+    stages = Stages(known)
     for time_s, line in said:
-        for phase in known:
-            if phase.id not in seen and re.search(phase.pattern, line):
-                seen[phase.id] = (phase.id, time_s, phase.meaning)
-    return list(seen.values())
+        stages.see(time_s, line)
+    return list(stages.seen.values())
+
+
+def _json(answer: Http) -> object:
+    """The body of a 200, else {}."""
+    try:
+        return json.loads(answer.body) if answer.status == 200 else {}
+    except ValueError:
+        return {}
 
 
 def _tail(said: list[str]) -> str:

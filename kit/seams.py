@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kit.command import Command, Result
 
 if TYPE_CHECKING:
+    from kit.findings import Finding
     from kit.spec import Checkpoint, Experiment, Spec
 
 Progress = Callable[[int, int, str], None]
@@ -108,6 +109,7 @@ class Phase:
     id: str                 # e.g. "load-target"
     pattern: str            # regular expression, searched in one line
     meaning: str            # for the reader
+    nth: int = 1            # which line that fits: the drafter's load looks like the target's before it
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,20 @@ class Acceptance:
         v1/spec_decode/metrics.py, `1 + accepted / num_drafts`.)
         """
         return 1 + self.accepted / self.steps if self.steps else None
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What an engine on the host says about a command without launching it.
+
+    version   as installed; "" where that was not found out
+    accepted  by its own parser; None: it did not come to that (not installed, no model, killed …)
+    """
+
+    version: str
+    accepted: bool | None
+    said: str               # in its own words
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -184,26 +200,31 @@ class Engine(Protocol):
     failures: tuple[Phase, ...]             # patterns that explain a death; meaning says cause and fix
     packages: tuple[str, ...]               # pip requirements of its runtime, () where the user brings it
     shipped: tuple[str, ...]                # files of kit/remote that must be on the host
+    own_kill: str                           # pattern of a line after which it sends SIGKILL to itself; "" if never
 
     def python(self, exp: Experiment, root: str) -> str:
         """Absolute path of the interpreter that runs it on the host."""
     def service(self, exp: Experiment, root: str) -> Unit:
         """The unit that serves `exp` (one arm): argv and environment in the engine's terms."""
-    def dry_run(self, exp: Experiment, root: str) -> Command | None:
-        """Let it read its own flags, writing nothing: `@@DRYRUN {json}` on stdout. None: this engine cannot."""
     def ready_path(self) -> str:
         """GET answers 200 only when loaded; 503 while loading."""
     def generation(self, prompt: str, max_tokens: int, stream: bool) -> tuple[str, dict]:
         """(path, JSON body) of one greedy generation."""
     def generated(self, answer: dict) -> int:
         """Tokens in a non-streamed answer; 0 when it is not one."""
-    def verifying(self, prompt: str, max_tokens: int) -> tuple[str, dict] | None:
-        """(path, JSON body) of a generation that tells its verify steps; None: it is judged in the benchmark."""
-    def verified(self, answer: dict) -> tuple[int, int] | None:
-        """(tokens out of verify steps, verify steps) of such an answer; None where it has none."""
     def metrics_path(self) -> str: ...
     def acceptance(self, metrics: str) -> Acceptance | None:
         """Counters out of the metrics page; None when this server does not speculate."""
+    def info_path(self) -> str: ...         # GET answers JSON about the server; "" where there is none
+    def accept_so_far(self, info: dict) -> float | None:
+        """Out of it: the mean accept length since the server's start or its last reset, as it reports itself."""
+    def proof(self, prompts: tuple[str, ...]) -> list[tuple[str, dict]]:
+        """(path, JSON body) of greedy generations that show whether the drafter is of any use."""
+    def proven(self, answer: Any) -> tuple[int, Acceptance | None]:
+        """(tokens, acceptance) of one such answer; None where the counters must tell."""
+    def dry_run(self, exp: Experiment, root: str) -> Command | None:
+        """Reads the flags of `service` on the host, loads nothing; None: this engine has no such thing."""
+    def read_dry_run(self, result: Result, exp: Experiment) -> DryRun: ...
     def terms(self, spec: Spec) -> dict[str, str]:
         """The speculative parameters in this engine's own flags: {"--spec-draft-n-max": "3"}."""
 

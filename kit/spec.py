@@ -18,10 +18,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from kit import project
 from kit.checkpoint import Checkpoint, Frozen
 from kit.errors import SpecError
+from kit.launch import Launch
 from kit.yamlfile import mapping
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
-ALGORITHMS = ("none", "ngram", "draft", "eagle", "eagle3", "mtp", "dflash", "suffix")
+ALGORITHMS = ("none", "ngram", "draft", "eagle", "eagle3", "mtp", "dflash", "dspark", "suffix")
 
 
 class Gpus(Frozen):
@@ -66,6 +67,7 @@ class EngineSpec(Frozen):
     env: dict[str, str] = Field({}, description="environment of the server; never secrets")
     secrets: tuple[str, ...] = Field((), description="environment variables of this machine that the server gets too, "
                                                      "through a file that only its user reads, e.g. HF_TOKEN")
+    launch: Launch | None = Field(None, description="what goes before the command: numactl, a conda environment")
 
     @model_validator(mode="after")
     def _can_be_passed(self) -> EngineSpec:
@@ -76,6 +78,11 @@ class EngineSpec(Frozen):
         if bad := [name for name in self.secrets if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]:
             raise ValueError(f"secrets: {bad[0]!r} is no name of a variable; write the name here, never the value")
         return self
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Words before the engine's own command."""
+        return self.launch.prefix() if self.launch else ()
 
     @property
     def release(self) -> str:
@@ -111,7 +118,7 @@ class Spec(Frozen):
 
     @property
     def needs_drafter(self) -> bool:
-        return self.algorithm in ("draft", "eagle", "eagle3", "dflash")
+        return self.algorithm in ("draft", "eagle", "eagle3", "dflash", "dspark")
 
 
 class Serve(Frozen):

@@ -18,7 +18,7 @@ SHIPPED = [p for p in KIT if "remote" in p.parts and p.name != "__init__.py"]
 # Lower layers know nothing of higher ones. A package stands for all its modules.
 LAYERS = [
     {"errors", "project", "alive", "checkpoint"},
-    {"yamlfile"},
+    {"yamlfile", "launch"},
     {"command", "spec", "findings", "registry", "shipping", "words"},
     {"seams", "topology"},
     {"facts", "modelfacts", "engines", "supervisors", "lint"},
@@ -28,8 +28,8 @@ LAYERS = [
     {"sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session", "httpreader"},
     {"rehearsal", "rehearsal_server", "sshhost"},
     {"host", "job", "plots", "sources", "store", "launches"},
-    {"following", "surveying", "checking", "pages"},
-    {"health", "prelaunch", "gpus", "dryrun"},
+    {"following", "surveying", "checking", "dryrun", "pages"},
+    {"health", "prelaunch", "gpus"},
     {"applying"},
     {"benching"},
     {"verbs", "reading"},

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,20 @@ import yaml
 
 from kit import health
 from kit.engines import engine
-from kit.engines.sglang import ENGINE, FAILURES, PHASES, TYPES
+from kit.engines.sglang import ENGINE
+from kit.engines.sglang.flags import known, rendered
+from kit.engines.sglang.log import FAILURES, PHASES
 from kit.errors import SpecError
+from kit.launch import Launch
 from kit.lint import lint
+from kit.lint.flags import known_versions, table
+from kit.lint.versions import show
 from kit.spec import Experiment, Spec
 
 FIXTURES = Path(__file__).parent / "fixtures" / "sglang"
 LINES = yaml.safe_load((FIXTURES / "failures.yaml").read_text())
+ANSWERS = {name: json.loads((FIXTURES.parent / "sglang-0.5.12" / f"{name}.json").read_text())
+           for name in ("base", "eagle3")}
 RELEASES = ("0.5.12.post1", "0.5.16", "0.5.23")
 
 
@@ -89,12 +97,95 @@ def test_what_sglang_lacks_or_would_change_is_refused(spec, says):
         ENGINE.terms(spec)
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("algorithm", sorted(TYPES))
+@pytest.mark.parametrize(("release", "algorithm"), [(r, a) for r in RELEASES for a in known(r)])
 def test_every_rendered_command_passes_the_rules_of_its_release(exp, release, algorithm):
-    arm = exp.with_(**{"spec.algorithm": algorithm})
+    arm = exp.with_(**{"spec.algorithm": algorithm, "engine.version": release})
     report = lint("sglang", release, list(ENGINE.service(arm, "/r").argv))
     assert report.ok, report
+
+
+@pytest.mark.parametrize(("algorithm", "release", "since"), [
+    ("draft", "0.5.1", "0.5.3"), ("ngram", "0.4.9.post6", "0.5.3"), ("dflash", "0.5.10.post1", "0.5.11"),
+    ("dspark", "0.5.15.post1", "0.5.16")])
+def test_an_algorithm_that_a_release_has_not_yet_is_refused_with_the_first_that_has(exp, algorithm, release, since):
+    with pytest.raises(SpecError, match=f"from {since} on, engine.version is {release}"):
+        ENGINE.service(exp.with_(**{"spec.algorithm": algorithm, "engine.version": release}), "/r")
+
+
+def test_a_config_that_names_no_release_may_use_every_algorithm(exp):
+    unit = ENGINE.service(exp.with_(**{"spec.algorithm": "dspark", "engine.version": None}), "/r")
+    assert flags(unit)["--speculative-algorithm"] == "DSPARK" and "--speculative-num-steps" not in flags(unit)
+
+
+@pytest.mark.parametrize("version", known_versions("sglang"), ids=show)
+def test_what_was_renamed_is_written_under_a_name_that_the_release_has(version):
+    """Held against the flag tables of all 23 releases."""
+    known_flags = table("sglang", version).by_name
+    for old, new in (("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"),
+                     ("--cuda-graph-bs", "--cuda-graph-bs-decode"),
+                     ("--nsa-prefill-backend", "--dsa-prefill-backend"),
+                     ("--speculative-dflash-draft-window-size", "--speculative-draft-window-size")):
+        if old not in known_flags and new not in known_flags:
+            continue                            # the release is older than both
+        for written in (old, new):
+            (word, value) = rendered((written, "8"), show(version))
+            assert word in known_flags and value == "8", (written, word)
+            assert not known_flags[word].message, f"{word} is deprecated, and {new} is there"
+
+
+def test_a_renamed_flag_keeps_its_value_behind_an_equals_sign():
+    assert rendered(("--cuda-graph-max-bs=8", "--tp", "2"), "0.5.23") == ("--cuda-graph-max-bs-decode=8", "--tp", "2")
+    assert rendered(("--cuda-graph-max-bs=8",), None) == ("--cuda-graph-max-bs=8",)
+
+
+@pytest.mark.parametrize("args", [("--api-key", "sk-1"), ("--api-key=sk-1",), ("--admin-api-key", "sk-1"),
+                                  ("--ssl-keyfile-password", "sk-1"), ("--api-k", "sk-1")])
+def test_a_secret_in_the_flags_is_refused_and_never_repeated(exp, args):
+    with pytest.raises(SpecError, match="where every user of the host reads it") as raised:
+        ENGINE.service(exp.with_(**{"engine.args": args}), "/r")
+    assert "sk-1" not in str(raised.value) and "--config FILE" in raised.value.next
+
+
+def test_the_environment_s_programs_come_first_and_caches_lie_where_undo_finds_them(exp):
+    env = ENGINE.service(exp.with_(**{"engine.env": {}}), "/data/kit").env
+    assert env["PATH"].startswith("/opt/sglang/bin:") and "/usr/bin" in env["PATH"].split(":")
+    assert {env[k].split("/cache")[0] for k in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")} \
+        == {"/data/kit"}
+    own = ENGINE.service(exp.with_(**{"engine.env": {"PATH": "/mine", "XDG_CACHE_HOME": "/big"}}), "/data/kit").env
+    assert (own["PATH"], own["XDG_CACHE_HOME"]) == ("/mine", "/big")
+
+
+# -- what goes before the command
+
+@pytest.mark.parametrize(("launch", "prefix"), [
+    ({}, ()), ({"numactl": {}}, ()),
+    ({"numactl": {"cpunodebind": "0-1", "membind": "0,1"}},
+     ("/usr/bin/numactl", "--cpunodebind=0-1", "--membind=0,1")),
+])
+def test_a_launch_prefix_is_absolute_words(exp, launch, prefix):
+    arm = exp.with_(**{"engine.launch": launch})
+    argv = ENGINE.service(arm, "/r").argv
+    assert argv[:len(prefix) + 1] == (*prefix, "/opt/sglang/bin/python")
+    assert lint("sglang", "0.5.12.post1", list(argv)).ok
+
+
+def test_a_conda_environment_is_activated_in_the_very_process_that_becomes_the_server(tmp_path):
+    """Against a conda made of one shell function: its variables are there, and the process stays the same."""
+    base, env = tmp_path / "it's conda", tmp_path / "it's conda" / "envs" / "sg lang"
+    (base / "etc/profile.d").mkdir(parents=True)
+    (base / "etc/profile.d/conda.sh").write_text('conda() { [ "$1" = activate ] && export CONDA_PREFIX="$2"; }\n')
+    prefix = Launch(conda=str(env)).prefix()
+    assert prefix[0] == "/bin/sh"
+    started = subprocess.Popen([*prefix, "/bin/sh", "-c", 'echo "$$ $CONDA_PREFIX $1"', "sh", "a b"],
+                               stdout=subprocess.PIPE, text=True)
+    assert started.communicate()[0] == f"{started.pid} {env} a b\n"
+
+
+@pytest.mark.parametrize("launch", [{"conda": "envs/sglang"}, {"numactl": {"membind": "0; rm -rf /"}},
+                                    {"numactl": {"cpunodebind": "0 --all"}}, {"nice": 5}])
+def test_what_is_no_path_or_node_is_refused_where_it_is_written(exp, launch):
+    with pytest.raises(SpecError, match="engine.launch"):
+        exp.with_(**{"engine.launch": launch})
 
 
 def test_as_first_written_lacks_the_number_of_steps():
@@ -108,8 +199,22 @@ def test_as_first_written_lacks_the_number_of_steps():
 
 def test_a_start_with_a_drafter_goes_through_the_phases_in_order():
     seen = [name for name, _, _ in health.phases(PHASES, [(None, line) for line in recorded("start-eagle3.log")])]
-    assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "load-drafter", "sized",
-                    "listening", "ready"]
+    assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "load-drafter",
+                    "drafter", "sized", "listening", "ready"]
+
+
+def test_the_first_loaded_weights_are_not_the_end_of_loading():
+    """The drafter's load looks the same as the target's; only its place tells."""
+    lines = recorded("start-eagle3.log")
+    first = next(i for i, line in enumerate(lines) if "Load weight end" in line)
+    assert "load-drafter" not in [n for n, _, _ in health.phases(PHASES, [(None, x) for x in lines[:first + 1]])]
+
+
+def test_eight_ranks_that_load_the_target_are_not_taken_for_a_drafter():
+    ranks = [f"[2026-05-01 10:00:00 TP{i}] Load weight begin. avail mem=93.10 GB" for i in range(8)]
+    assert [n for n, _, _ in health.phases(PHASES, [(None, line) for line in ranks])] == ["load-target"]
+    again = [(None, line) for line in (*ranks, *ranks)]
+    assert [n for n, _, _ in health.phases(PHASES, again)] == ["load-target", "load-drafter"]
 
 
 def test_a_start_without_one_loads_once():
@@ -187,3 +292,39 @@ def test_acceptance_counts_neither_the_bonus_token_nor_the_prefill_s():
 def test_the_other_ranks_of_a_tensor_parallel_group_are_not_counted_again():
     twice = page(16.0, 50.0, 2.0) + 'sglang:spec_verify_calls_total{tp_rank="1"} 16.0\n'
     assert ENGINE.acceptance(twice).steps == 16
+
+
+# -- what a drafter is worth, from three places
+
+def meta(**fields):
+    return {"text": "…", "meta_info": {"completion_tokens": 48, **fields}}
+
+
+def test_an_answer_tells_the_acceptance_of_its_own_request():
+    """Recorded: 48 tokens, 18 verify steps, 31 drafts right; the last step's are counted though they were cut off."""
+    tokens, acceptance = ENGINE.proven(ANSWERS["eagle3"]["generate"])
+    assert (tokens, acceptance.steps, acceptance.accepted, acceptance.drafted) == (48, 18, 31, 54)
+
+
+def test_before_0_5_12_the_right_drafts_follow_from_the_verify_steps():
+    tokens, acceptance = ENGINE.proven([meta(spec_verify_ct=18), meta(spec_verify_ct=47)])
+    assert (tokens, acceptance.steps, acceptance.accepted) == (96, 65, 29)
+
+
+@pytest.mark.parametrize("answer", [meta(), meta(spec_verify_ct=0), [meta()]])
+def test_without_verify_steps_an_answer_tells_tokens_alone(answer):
+    assert ENGINE.proven(answer) == (48, None)
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, "x", {"meta_info": None}, {"meta_info": {"completion_tokens": "48"}}])
+def test_what_is_no_answer_has_no_tokens(answer):
+    assert ENGINE.proven(answer) == (0, None)
+
+
+def test_the_server_s_own_mean_is_there_after_its_first_interval_only():
+    """Recorded before and after the benchmark; without speculation never."""
+    assert ENGINE.accept_so_far(ANSWERS["eagle3"]["server_info"]) is None
+    assert round(ENGINE.accept_so_far(ANSWERS["eagle3"]["server_info_after"]), 2) == 3.03
+    assert ENGINE.accept_so_far(ANSWERS["base"]["server_info_after"]) is None
+    for other in ({}, [], {"internal_states": []}, {"internal_states": [None]}):
+        assert ENGINE.accept_so_far(other) is None

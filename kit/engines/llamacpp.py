@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
+from kit.command import Command, Result
 from kit.errors import SpecError
-from kit.seams import Acceptance, Phase, Unit
+from kit.seams import Acceptance, DryRun, Phase, Unit
 from kit.spec import Experiment, Spec
 
 TYPES = {"none": "none", "ngram": "ngram-simple", "draft": "draft-simple", "eagle3": "draft-eagle3"}
+
+PROOF_TOKENS = 40
 
 PHASES = (
     Phase("start", r"^xllamacpp \d", "the launcher runs and has the wheel"),
@@ -92,6 +96,7 @@ class LlamaCpp:
     failures = FAILURES
     packages = ("xllamacpp==2026.10.11549",)
     shipped = ("llamacpp_server.py",)
+    own_kill = ""
 
     def python(self, exp: Experiment, root: str) -> str:
         """The user's interpreter, or that of an environment named after what it holds."""
@@ -108,14 +113,10 @@ class LlamaCpp:
             flags["--model-draft"] = exp.drafter.path(root)
         words = [str(word) for pair in flags.items() for word in pair]
         return Unit(name=exp.unit, port=serve.port, env=dict(exp.engine.env), stop_timeout_s=serve.stop_within_s,
-                    argv=(self.python(exp, root), f"{root}/bin/llamacpp_server.py", *words, "--metrics",
-                          *exp.engine.args),
+                    argv=(*exp.engine.prefix, self.python(exp, root), f"{root}/bin/llamacpp_server.py", *words,
+                          "--metrics", *exp.engine.args),
                     about={"experiment": exp.name, "arm": exp.arm_name, "engine": self.name,
                            "algorithm": spec.algorithm})
-
-    def dry_run(self, exp: Experiment, root: str) -> None:
-        """llama.cpp has no way to read its flags alone."""
-        return None
 
     def terms(self, spec: Spec) -> dict[str, str]:
         """Flags of `spec`; {} without speculation. `SpecError` for what llama.cpp has not."""
@@ -156,13 +157,6 @@ class LlamaCpp:
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else 0
 
-    def verifying(self, prompt: str, max_tokens: int) -> None:
-        """Its launcher has asked the server whether it speculates; how well, the benchmark says."""
-        return None
-
-    def verified(self, answer: dict) -> None:
-        return None
-
     def metrics_path(self) -> str:
         return "/metrics"
 
@@ -185,6 +179,27 @@ class LlamaCpp:
         by_position = {int(position): float(value) for position, value in positions}
         deepest = max(by_position, default=-1)
         return Acceptance(steps, drafted, accepted, tuple(by_position.get(i, 0.0) for i in range(deepest + 1)))
+
+    def info_path(self) -> str:
+        return ""
+
+    def accept_so_far(self, info: dict) -> float | None:
+        return None
+
+    def proof(self, prompts: tuple[str, ...]) -> list[tuple[str, dict]]:
+        """One short chat: a CPU core gives some 30 tokens a second, and a drafter that is of no use shows at once."""
+        return [self.generation(prompts[0], PROOF_TOKENS, stream=False)]
+
+    def proven(self, answer: Any) -> tuple[int, Acceptance | None]:
+        """Tokens alone: the counters tell how many drafts were right."""
+        return self.generated(answer), None
+
+    def dry_run(self, exp: Experiment, root: str) -> Command | None:
+        """None: the launcher refuses a wrong flag within a second, before it loads."""
+        return None
+
+    def read_dry_run(self, result: Result, exp: Experiment) -> DryRun:
+        return DryRun("", None, "", ())
 
     def elapsed_s(self, line: str) -> float | None:
         """Seconds since the server's start that a log line carries (min.s.ms.µs); None for a line without.
