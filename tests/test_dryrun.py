@@ -180,7 +180,8 @@ def test_a_broken_connection_is_the_host_s_error():
 # -- what is taken and changed
 
 @pytest.mark.parametrize(("resolved", "flags", "id", "says"), [
-    ({"speculative_algorithm": "EAGLE3", "max_running_requests": 48}, (), "resolved-max-running-requests", "at most 48"),
+    ({"speculative_algorithm": "EAGLE3", "max_running_requests": 48}, (), "resolved-max-running-requests",
+     "at most 48"),
     ({"max_running_requests": 48}, ("--max-running-requests", "64"), "resolved-max-running-requests", "becomes 48"),
     ({"speculative_algorithm": "EAGLE3", "disable_overlap_schedule": True, "speculative_eagle_topk": 4}, (),
      "resolved-overlap-off", "overlap scheduler is off"),
@@ -198,7 +199,8 @@ def test_what_sglang_changes_without_a_refusal_is_a_warning_with_the_value_in_fo
     ({"max_running_requests": 64}, ("--max-running-requests=64",)),
     ({"mem_fraction_static": 0.88}, ("--mem-fraction-static", "0.880")), ({"max_running_requests": 48}, ()),
     ({"attention_backend": "triton"}, ("--attention-backend", "Triton")), ({"kv_cache_dtype": "x"}, ("--a", "b")),
-    ({"disable_overlap_schedule": True}, ()), ({"speculative_algorithm": "EAGLE"}, ("--speculative-algorithm", "NEXTN")),
+    ({"disable_overlap_schedule": True}, ()),
+    ({"speculative_algorithm": "EAGLE"}, ("--speculative-algorithm", "NEXTN")),
 ])
 def test_what_is_in_force_as_asked_is_not_warned_of(resolved, flags):
     assert set(told(accepted(**resolved), exit=0, flags=flags)) == {"dry-run"}

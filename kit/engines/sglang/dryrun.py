@@ -53,7 +53,7 @@ KNOWN = (
     ("", r"sglang-kernel|sgl[-_]kernel", "engine-broken", "SGLang's kernel package does not fit it",
      "install the sglang-kernel that this SGLang pins"),
 )
-# These are about the host, its environment or the models: they say nothing about the flags, and lint is not held against them.
+# These are about the host, its environment or the models: they say nothing about the flags, nor about lint.
 CIRCUMSTANCES = {"model-missing", "engine-missing", "engine-broken", "python-wrong", "no-gpu", "offline", "remote-code",
                  "architecture", "context"}
 
@@ -239,8 +239,8 @@ def _changed(resolved: dict, argv: list[str], exp: Experiment) -> list[Finding]:
         wide = (resolved.get("speculative_eagle_topk") or 1) > 1
         out.append(Finding("resolved-overlap-off", "warn", "the overlap scheduler is off with these numbers",
                            "SGLang switched it off for this way of drafting; the baseline has it",
-                           (f"{K} 1, or " if wide else "") + "a newer SGLang (from 0.5.11 on chains keep it, from 0.5.13 "
-                           "on trees too), if throughput matters"))
+                           (f"{K} 1, or " if wide else "") + "a newer SGLang (from 0.5.11 on chains keep it, from "
+                           "0.5.13 on trees too), if throughput matters"))
     if "--speculative-adaptive" in given and resolved.get("speculative_adaptive") is False:
         out.append(Finding("resolved-adaptive-off", "warn", "--speculative-adaptive is not in force",
                            "SGLang fell back to fixed numbers", f"EAGLE or EAGLE3 with {K} 1, without data-parallel "
