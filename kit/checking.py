@@ -37,5 +37,5 @@ def check(exp: Experiment, host: Host) -> Report:
             return Report((Finding(f"{role}-readable", "unknown", f"the {role} could not be read: {e.what}",
                                    why=e.where, fix="fetch it first"),), title)
     report = check_pair(read["target"], read["drafter"], engine=exp.engine.release, algorithm=exp.spec.algorithm,
-                        context=exp.serve.context, tp=exp.serve.tp)
+                        context=exp.serve.context, tp=exp.serve.tp, args=exp.engine.args)
     return Report(report.findings, title)

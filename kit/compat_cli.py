@@ -30,7 +30,9 @@ UNJUDGED = {"engine", "algorithm", "engine-version", "target-readable", "drafter
 
 def main(argv: list[str], host: Host | None = None) -> int:
     """Runs the command on its own arguments (without the word `compat`); returns the exit status."""
-    args = _parser().parse_args(argv)
+    own, flags = (argv[:(i := argv.index("--"))], argv[i + 1:]) if "--" in argv else (argv, [])
+    args = _parser().parse_args(own)
+    args.flags = flags
     report = _report(args, host)
     print(report.to_json() if args.json else report)
     return exit_status(report)
@@ -44,7 +46,8 @@ def exit_status(report: Report) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("kit compat", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser("kit compat", description=__doc__.splitlines()[0], allow_abbrev=False,
+                                     epilog="The engine's further flags may follow a lone --: some settle a question.")
     parser.add_argument("--target", required=True, metavar="MODEL", help="folder, .gguf file, hf://org/name@rev, URL")
     parser.add_argument("--drafter", metavar="MODEL", help="the same; leave out for n-gram, MTP or no speculation")
     parser.add_argument("--engine", default="any", metavar="NAME[==VERSION]", help="sglang==0.5.12.post1")
@@ -84,7 +87,7 @@ def _report(args: argparse.Namespace, host: Host | None) -> Report:
         drafter = facts["drafter"]
         algorithm = algorithm or (FOR_PACKAGING.get(drafter.packaging, "none") if drafter else "none")
     report = check_pair(facts["target"], drafter, engine=there.engine, algorithm=algorithm, context=args.context,
-                        tp=args.tp, support=there.support)
+                        tp=args.tp, support=there.support, args=args.flags)
     return Report((*there.findings, *report.findings), report.title)
 
 

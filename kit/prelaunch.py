@@ -21,6 +21,7 @@ from kit.engines import service
 from kit.errors import KitError, PlanError
 from kit.findings import Finding, Report, Verdict
 from kit.lint import lint
+from kit.lint.case import Target
 from kit.memory import MemoryPlan, memory_plan
 from kit.modelfacts import LocalReader, ModelFacts, read_model
 from kit.nccl import advice
@@ -138,9 +139,9 @@ def preflight(exp: Experiment, host: Host) -> Preflight:
     known = target is not None and ("drafter" not in models or drafter is not None)
     return Preflight(
         exp, Words(unit),
-        lint=_lint(exp, unit, arch, target.architecture if target else None),
+        lint=_lint(exp, unit, arch, target),
         fit=check_pair(target, drafter, engine=installed.engine, algorithm=exp.spec.algorithm,
-                       context=exp.serve.context, tp=exp.serve.tp, support=installed.support)
+                       context=exp.serve.context, tp=exp.serve.tp, support=installed.support, args=exp.engine.args)
         if known else _unread(models),
         memory=_memory(exp, target, drafter, memory_mib, used_mib) if known and memory_mib else None,
         host=Report(tuple(found), f"what {host.name} has"), plan=steps)
@@ -150,10 +151,10 @@ def _roles(exp: Experiment) -> dict[str, Checkpoint]:
     return {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter and exp.drafter else {})
 
 
-def _lint(exp: Experiment, unit: Unit, arch: str | None, architecture: str | None) -> Report:
+def _lint(exp: Experiment, unit: Unit, arch: str | None, target: ModelFacts | None) -> Report:
     """The complete command against its release. Flags by hand hide speculation from the other checks: that is said."""
     said = lint(exp.engine.name, exp.engine.version or "", list(unit.argv), dict(unit.env), arch,
-                architecture=architecture)
+                target=Target(target.architecture or None, target.config or None) if target else None)
     by_hand = [word for word in exp.engine.args if word.startswith("--spec")]
     if exp.spec.algorithm != "none" or not by_hand:
         return said

@@ -34,7 +34,7 @@ def pair(tmp_path):
 
 
 def run(capsys, target, drafter=None, *more, host=None) -> tuple[int, dict[str, str]]:
-    words = ["--target", str(target), *(["--drafter", str(drafter)] if drafter else []), *more, "--json"]
+    words = ["--json", "--target", str(target), *(["--drafter", str(drafter)] if drafter else []), *more]
     status = main(words, host)
     found = json.loads(capsys.readouterr().out)
     assert all(set(f) == {"id", "verdict", "what", "why", "fix", "evidence"} for f in found)
@@ -81,6 +81,18 @@ def test_the_table_says_why_and_what_to_do(capsys, pair):
 def test_what_it_drafts_with_follows_from_the_drafter(capsys, pair):
     assert run(capsys, pair[0], pair[0], "--engine", "sglang==0.5.12")[1]["tokenizer"] == "unknown"     # a whole model
     assert "packaging" not in run(capsys, pair[0])[1]
+
+
+@pytest.mark.parametrize("flags,verdict", [
+    ((), "warn"), (("--attention-backend", "triton"), "pass"), (("--attention-backend=flashinfer",), "pass"),
+    (("--attention-backend", "flashmla"), "warn"),
+    (("--attention-backend", "flashmla", "--speculative-draft-attention-backend", "triton"), "pass"),
+    (("--attention-backend", "triton", "--attention-backend", "cutlass_mla"), "warn")])
+def test_the_backend_that_is_named_settles_whether_the_drafter_can_use_it(capsys, pair, flags, verdict):
+    latent = {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    (pair[0] / "config.json").write_text(json.dumps(LLAMA | latent))
+    _, found = run(capsys, *pair, "--engine", "sglang==0.5.12", "--algorithm", "EAGLE3", "--", *flags)
+    assert found["attention-backend"] == verdict
 
 
 # ------------------------------------------------------------ the installed engine

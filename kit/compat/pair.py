@@ -59,7 +59,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Pair:
-    """context: tokens per request, None: the target's own. tp: tensor-parallel size."""
+    """context: tokens per request, None: the target's own. tp: tensor-parallel size. args: further flags."""
 
     target: ModelFacts
     drafter: ModelFacts | None
@@ -68,6 +68,16 @@ class Pair:
     context: int | None = None
     tp: int = 1
     support: Support | None = None
+    args: tuple[str, ...] = ()
+
+    def flag(self, *names: str) -> str:
+        """The last value of a flag that was given by one of these names, "" if none."""
+        found = ""
+        for word, after in zip(self.args, [*self.args[1:], ""], strict=False):
+            name, equals, value = word.partition("=")
+            if name in names:
+                found = value if equals else after
+        return found
 
     @property
     def head(self) -> ModelFacts | None:

@@ -12,6 +12,8 @@ from kit.findings import Finding
 NORM_SINCE = {"llama": {"fc_norm": "0.5.12", "use_aux_norm": "0.5.12", "norm_output": "0.5.12",
                         "norm_before_fc": "0.5.17"},
               "mla": {"fc_norm": "0.5.13", "use_aux_norm": "0.5.13", "norm_output": "0.5.13"}}
+BOTH_ATTENTIONS = ("triton", "flashinfer")      # latent attention, and the ordinary one of most heads
+DRAFT_BACKEND = "--speculative-draft-attention-backend"
 SHIFTING = ("DeepseekV2", "DeepseekV3", "KimiK25", "KimiK2")       # targets whose capture lives in deepseek_v2.py
 
 
@@ -127,8 +129,14 @@ def attention_backend(p: Pair, say: Say) -> Iterator[Finding]:
     head = p.head
     if head is None or not p.on("sglang") or not p.target.kv_lora_rank or head.kv_lora_rank:
         return
-    if head.architecture or head.num_heads:
-        yield say("warn", "the target uses latent attention (MLA), the drafter ordinary attention",
+    if not (head.architecture or head.num_heads):
+        return
+    what = "the target uses latent attention (MLA), the drafter ordinary attention"
+    own, flag = p.flag(DRAFT_BACKEND), "--attention-backend"
+    backend = own or p.flag(flag)
+    if backend in BOTH_ATTENTIONS:
+        yield say("pass", f"{what}: {backend} does both", "", "", f"{DRAFT_BACKEND if own else flag} {backend}")
+    else:
+        yield say("warn", what + (f", and {backend} is named" if backend else ""),
                   "the drafter inherits the target's attention backend; one made for MLA cannot run it",
-                  "choose a backend that does both (triton, flashinfer), or set --speculative-draft-attention-backend",
-                  f"kv_lora_rank {p.target.kv_lora_rank} and none")
+                  f"{flag} triton or flashinfer, or {DRAFT_BACKEND}", f"kv_lora_rank {p.target.kv_lora_rank} and none")

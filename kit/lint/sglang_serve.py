@@ -8,6 +8,8 @@ from kit.lint.case import rule
 from kit.lint.sglang_spec import EAGLE_FAMILY, K, N, S, algorithm, numbers
 
 SPEC_V2 = "SGLANG_ENABLE_SPEC_V2"
+# targets for which 0.5.6 names a backend itself (server_args.py, _handle_model_specific_adjustments)
+CHOOSES_0_5_6 = {"GptOssForCausalLM", "Llama4ForConditionalGeneration", "Olmo2ForCausalLM", "Qwen3NextForCausalLM"}
 MLA = re.compile(r"Deepseek|DeepSeek|KimiK2|KimiVL|GlmMoeDsa|Glm4MoeLite|LongcatFlash|MistralLarge3|BailingMoeV2_5")
 
 
@@ -204,6 +206,24 @@ def gpu_backend(case, say):
             yield say("warn", f"no attention backend is named for an MLA target on {named}",
                       "one built for sm_100 may be chosen: 'Unsupported architecture' in TllmGenFmhaRunner was seen",
                       "--attention-backend triton or flashinfer")
+    if consumer and case.since("0.5.6") and case.before("0.5.7") and _left_to_itself(case):
+        what = f"no attention backend is named, and this release chooses trtllm_mha on {named}"
+        says = "ValueError: TRTLLM MHA backend is only supported on Blackwell GPUs (SM100): chosen for any Blackwell " \
+               "and a target without MLA, then refused on all but sm_100"
+        fix = "--attention-backend flashinfer or triton, or SGLang 0.5.7 and later"
+        if case.architecture is None:
+            yield say("unknown", f"{what}, unless the target has MLA", says, fix)
+        elif not MLA.match(case.architecture) and case.architecture not in CHOOSES_0_5_6:
+            yield say("fail", what, says, fix, case.architecture)
+
+
+def _left_to_itself(case) -> bool:
+    """0.5.6 chooses among all backends: nothing is named for both phases, and no tree is drafted."""
+    phases = {case.text("--prefill-attention-backend"), case.text("--decode-attention-backend")}
+    if case.text("--attention-backend") or (len(phases) == 1 and None not in phases):
+        return False
+    topk = case.number(K) if algorithm(case) else None
+    return topk is None or (topk == 1 and case.number("--page-size", 1) == 1)
 
 
 def backends(case) -> list[tuple[str, str, str | None]]:
