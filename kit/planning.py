@@ -226,7 +226,7 @@ def _may_run(u: UnitState) -> bool:
 HEX = "[0-9a-f]"
 # Folders below the root that the kit makes, and how it names what it puts there: the rest in them is not ours.
 OWNED = {"units": ("*",), "models": (f"*-{HEX * 8}",), "engines": (f"*-{HEX * 8}",),
-         "runs": (f"[0-9]*T[0-9]*Z-*-{HEX * 4}",), "secrets": ("*.env",),
+         "runs": (f"[0-9]*T[0-9]*Z-*-{HEX * 4}",), "secrets": ("*.env",), "compiled": ("*",),
          "bin": shipping.names()}
 
 

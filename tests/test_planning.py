@@ -145,7 +145,7 @@ def test_undo_leaves_what_other_experiments_use():
 
 def test_undo_alone_on_the_host_removes_every_folder_of_ours_and_then_nothing_is_to_do():
     removed = [v for v in verbs(plan(EXP, serving(), "removed")) if v.startswith("remove")]
-    folders = ("units", "models", "engines", "runs", "secrets", "bin")
+    folders = ("units", "models", "engines", "runs", "secrets", "compiled", "bin")
     assert removed == [f"remove /r/{name}" for name in folders]
     assert not plan(EXP, BARE, "removed").steps
 
@@ -156,7 +156,7 @@ def test_undo_touches_nothing_that_only_lies_in_the_same_folders():
     for step in plan(EXP, serving(), "removed"):
         if isinstance(step, Remove):
             assert not any(fnmatchcase(name, only) for name in ("my-llm", "tool", "v8", "2025") for only in step.only
-                           if not step.path.endswith("/units"))
+                           if not step.path.endswith(("/units", "/compiled")))
 
 
 # ------------------------------------------------ hosts with GPUs, systemd, other people

@@ -149,7 +149,7 @@ def test_a_secret_in_the_flags_is_refused_and_never_repeated(exp, args):
 def test_the_environment_s_programs_come_first_and_caches_lie_where_undo_finds_them(exp):
     env = ENGINE.service(exp.with_(**{"engine.env": {}}), "/data/kit").env
     assert env["PATH"].startswith("/opt/sglang/bin:") and "/usr/bin" in env["PATH"].split(":")
-    assert {env[k].split("/cache")[0] for k in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")} \
+    assert {env[k].split("/compiled")[0] for k in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")} \
         == {"/data/kit"}
     own = ENGINE.service(exp.with_(**{"engine.env": {"PATH": "/mine", "XDG_CACHE_HOME": "/big"}}), "/data/kit").env
     assert (own["PATH"], own["XDG_CACHE_HOME"]) == ("/mine", "/big")

@@ -80,7 +80,7 @@ class SGLang:
 
     def _env(self, exp: Experiment, root: str) -> dict[str, str]:
         """The environment's programs first on PATH (compilers of kernels call ninja); caches where undo finds them."""
-        venv, cache = self.python(exp, root).rsplit("/", 1)[0], f"{root}/cache"
+        venv, cache = self.python(exp, root).rsplit("/", 1)[0], f"{root}/compiled"
         return {"OMP_NUM_THREADS": str(exp.engine.threads), "PATH": f"{venv}:{PATH}", "XDG_CACHE_HOME": cache,
                 "TRITON_CACHE_DIR": f"{cache}/triton", "FLASHINFER_WORKSPACE_BASE": cache, **exp.engine.env}
 
