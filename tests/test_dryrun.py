@@ -93,7 +93,7 @@ def test_an_engine_without_a_dry_run_costs_no_round_trip():
 def test_the_bare_assertion_of_the_first_deployment_names_the_missing_flag_and_what_to_set(file, func, src):
     found = told(refused("AssertionError", file=file, func=func, src=src), flags=(K, "4", N, "3"))
     steps = found["spec-steps-missing"]
-    assert steps.verdict == "fail" and steps.what == f"`{S}` is missing beside {K} 4 and {N} 3"
+    assert steps.verdict == "fail" and steps.what == f"{S} is missing beside {K} 4 and {N} 3"
     assert f"set {S} 2 {K} 1 {N} 3" in steps.fix and f"{S} 3 {K} 4 {N} 16" in steps.fix
     assert "AssertionError without a text" in steps.why and func in steps.why
 
@@ -113,7 +113,7 @@ NONE_AND_INT = "'>' not supported between instances of 'NoneType' and 'int'"
 
 
 @pytest.mark.parametrize(("error", "flags", "id", "says"), [
-    (refused("TypeError", NONE_AND_INT), (S, "3"), "spec-topk-missing", f"`{K}` is missing beside {S} 3"),
+    (refused("TypeError", NONE_AND_INT), (S, "3"), "spec-topk-missing", f"{K} is missing beside {S} 3"),
     (refused("TypeError", NONE_AND_INT), ("--speculative-num-st", "5"), "spec-topk-missing", f"set {S} 5 {K} 1 {N} 6"),
     (refused("TypeError", NONE_AND_INT, func="elsewhere"), (S, "3"), "dry-run-refused", "TypeError"),
     (refused("SystemExit", "unrecognized arguments: --speculate"), (), "dry-run-flag", "--speculate"),

@@ -183,7 +183,7 @@ def _with_numbers(missing: str, given: dict[str, str], why: str) -> Finding:
     if topk > 1:
         fix += f", or a tree: {S} 3 {K} {topk} {N} 16"
     id = "spec-steps-missing" if missing == S else "spec-topk-missing"
-    return Finding(id, "fail", f"`{missing}` is missing beside {beside}", why,
+    return Finding(id, "fail", f"{missing} is missing beside {beside}", why,
                    f"{fix}. {N} counts what is verified: the drafts and one more")
 
 
