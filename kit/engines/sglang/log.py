@@ -8,7 +8,8 @@ from kit.seams import Phase
 FIRST_RANK = r"^\[[-\d]+ [\d:.,]+(?: (?:DP0 )?(?:PP0 )?TP0\b[^\]]*)?\] "
 
 # After one of these the main process sends SIGKILL to itself and its children: no sign of the kernel's memory killer.
-OWN_KILL = r"Received sigquit from a child process|Scheduler hit an exception|Scheduler watchdog timeout"
+OWN_KILL = (r"Received sigquit from a child process|SIGQUIT received\..*It usually means|Scheduler hit an exception|"
+            r"Subprocess \w+ \(pid=\d+\) crashed|Scheduler watchdog timeout")
 
 PHASES = (
     Phase("arguments", r"server_args=ServerArgs\(", "the flags were accepted"),
@@ -60,6 +61,6 @@ FAILURES = (
           "The GPUs could not talk to each other. Fix: try NCCL_P2P_DISABLE=1 and NCCL_DEBUG=INFO in engine.env."),
     Phase("watchdog", r"Scheduler watchdog timeout",
           "The scheduler made no step for minutes. Fix: read the stacks it printed; try the baseline."),
-    Phase("scheduler", r"Scheduler hit an exception",
+    Phase("scheduler", r"Scheduler hit an exception|Subprocess scheduler\w* \(pid=\d+\) crashed",
           "A scheduler failed; the traceback says why. A SIGKILL after it is SGLang ending itself, not the kernel."),
 )

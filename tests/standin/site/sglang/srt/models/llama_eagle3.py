@@ -1,0 +1,4 @@
+class LlamaForCausalLMEagle3: ...
+
+
+EntryClass = [LlamaForCausalLMEagle3]
