@@ -17,6 +17,7 @@ from kit.checking import facts
 from kit.checks import check_pair
 from kit.command import sh
 from kit.compat.installed import Installed, read_installed
+from kit.dryrun import dry_run
 from kit.engines import service
 from kit.errors import KitError, PlanError
 from kit.findings import Finding, Report, Verdict
@@ -57,13 +58,14 @@ class Words:
 
 @dataclass(frozen=True)
 class Preflight:
-    """Four reports, the command and the plan of one arm on one host. Falsy when something failed.
+    """Five reports, the command and the plan of one arm on one host. Falsy when something failed.
 
     lint     the complete command line, against the release
     fit      drafter against target and engine, from their headers
     memory   each GPU's memory; None where neither host nor config says what GPUs there are
     host     what the host has of what the launch needs
     plan     the steps; None where there can be none, and `host` says why
+    dry      what the engine there itself says about the command
 
     >>> kit.preflight(exp, host).require().plan
     """
@@ -75,11 +77,12 @@ class Preflight:
     memory: MemoryPlan | None
     host: Report
     plan: Plan | None = field(repr=False)
+    dry: Report = Report(())
 
     @cached_property
     def report(self) -> Report:
         """All findings together, worst first."""
-        parts = (self.lint, self.fit, *([self.memory.report] if self.memory else []), self.host)
+        parts = (self.lint, self.dry, self.fit, *([self.memory.report] if self.memory else []), self.host)
         return Report(tuple(f for part in parts for f in part), f"{self.experiment.unit} before its launch")
 
     @property
@@ -144,7 +147,18 @@ def preflight(exp: Experiment, host: Host) -> Preflight:
                        context=exp.serve.context, tp=exp.serve.tp, support=installed.support, args=exp.engine.args)
         if known else _unread(models),
         memory=_memory(exp, target, drafter, memory_mib, used_mib) if known and memory_mib else None,
-        host=Report(tuple(found), f"what {host.name} has"), plan=steps)
+        host=Report(tuple(found), f"what {host.name} has"), plan=steps,
+        dry=_dry_run(exp, host, all(there) and bool(exp.engine.python), target))
+
+
+def _dry_run(exp: Experiment, host: Host, possible: bool, target: ModelFacts | None) -> Report:
+    """The engine's own word; nothing where the user brings no engine, unknown before its models are there."""
+    if possible:
+        return dry_run(exp, host, target.architecture if target else None)
+    if not exp.engine.python:
+        return Report(())
+    return Report((Finding("dry-run", "unknown", "the engine was not asked: it reads the models' configs, and they are "
+                           "not all there", fix="fetch them; the plan asks it before it starts anything"),))
 
 
 def _roles(exp: Experiment) -> dict[str, Checkpoint]:

@@ -1,12 +1,12 @@
 """What is known before a launch: refused with its reason, or a plan; nothing is started either way."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
+from standin import install
 
 import kit
 from kit import prelaunch, project
@@ -23,15 +23,15 @@ def load():
 
 
 @pytest.fixture
-def fitted(load, monkeypatch, rehearsal_host):
-    """The same experiment where everything is on the host: eight GPUs, a python, and the models' headers."""
+def fitted(load, monkeypatch, rehearsal_host, tmp_path):
+    """The same experiment where everything is on the host: eight GPUs, an engine, and the models' headers."""
     def now(exp, host, gpus=RTX):
         return replace(kit.survey(exp, host), gpus=gpus)
 
     monkeypatch.setattr(prelaunch, "survey", now)
     cards = HERE / "data" / "cards"
     return load("k26-eagle3").with_(**{
-        "engine.python": sys.executable, "target": {"source": f"host:{cards}/kimi-k2.6"},
+        "engine.python": install(tmp_path / "venv"), "target": {"source": f"host:{cards}/kimi-k2.6"},
         "drafter": {"source": f"host:{cards}/kimi-k2.6-eagle3"}})
 
 
