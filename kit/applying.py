@@ -114,7 +114,8 @@ class Applier:
         if ended.result != "success":
             how = f"exit {ended.exit_code}" if ended.exit_code is not None else ended.signal or ended.result
             raise CommandError(f"{step.unit.name} ended with {how}: {' | '.join(last) or 'it said nothing'}",
-                               where=self.host.name, next=f"read its log: kit.follow({step.unit.name!r}, host)")
+                               where=self.host.name,
+                               next=f"read its log: kit.follow({step.unit.name!r}, host, {self.sup.name!r})")
 
     @do.register
     def _(self, step: Fetch) -> None:
@@ -144,6 +145,9 @@ class Applier:
             if name not in os.environ:
                 raise SpecError(f"engine.secrets: {name} is not set on this machine", where=self.exp.name,
                                 next=f"export {name} before the notebook starts, or take it out of the config")
+            if not os.environ[name].isprintable():      # the file is read by line, and twice: by systemd and by us
+                raise SpecError(f"engine.secrets: {name} holds a line break or another control character",
+                                where=self.exp.name, next="give its value without it")
             lines.append(f"{name}={json.dumps(os.environ[name], ensure_ascii=False)}\n")
         self.host.write(step.path, "".join(lines).encode(), 0o600)
 
@@ -183,6 +187,7 @@ class Applier:
     def _(self, step: Forget) -> None:
         self.sup.explain(self.host.run(self.sup.remove(step.name, self.host.root, self.python)), Unit(step.name, ()))
         gpus.release(self.host, step.name)
+        self.host.run(sh('rm -f -- "$1"', f"{self.host.root}/secrets/{step.name}.env")).check("forgetting secrets")
 
     @do.register
     def _(self, step: Remove) -> None:

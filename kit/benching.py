@@ -64,7 +64,7 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
     if ended.result != "success":
         raise JobError(f"the benchmark ended early (exit {ended.exit_code}, {ended.signal or ended.result})",
                        where=f"{host.name}: what was measured is kept in {run.folder}",
-                       next=f"read its log: kit.follow({unit.name!r}, host)")
+                       next=f"read its log: kit.follow({unit.name!r}, host, {exp.host.supervisor!r})")
     return run
 
 

@@ -14,7 +14,7 @@ NOT_OF_THE_FLAGS = ("engine-version",)      # what lint says about itself
 
 
 def dry_run(exp: Experiment, host: Host, architecture: str | None = None) -> Report:
-    """The engine's own word on this arm's command, in one round trip of about ten seconds. Writes nothing.
+    """The engine's own word on this arm's command, in one round trip. Writes nothing.
 
     architecture   class of the target, where known: lint then knows what the engine fills in
 

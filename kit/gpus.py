@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kit.command import sh
 from kit.errors import PlanError
-from kit.facts import GPU_HOLDERS, LEASES
+from kit.facts import BUSY_MIB, GPU_HOLDERS, LEASES
 from kit.seams import Host, Unit
 
 CLAIM = """
@@ -66,6 +66,3 @@ def wait_free(host: Host, within_s: float, on_line: Callable[[str], None], check
         on_line(f"waiting for GPU memory: {text}")
         time.sleep(pause)
         pause = min(pause * 1.5, 2.0)
-
-
-BUSY_MIB = 1024         # a driver and a desktop hold less; a model more

@@ -99,7 +99,7 @@ def _runtime(exp: Experiment, now: Survey) -> list[Step]:
 def _dry_run(exp: Experiment) -> list[Step]:
     if engine(exp.engine.name).dry_run(exp, "/") is None:
         return []
-    return [DryRun(exp.unit, "the engine there reads the command in seconds; a launch would take minutes to refuse it")]
+    return [DryRun(exp.unit, "the engine there reads the command and loads nothing; a launch refuses after minutes")]
 
 
 def _wanted(exp: Experiment) -> list[Checkpoint]:
@@ -143,18 +143,22 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
         raise PlanError(there.about.get("_error", f"{unit.name} is not ours"), where=now.host,
                         next="choose another experiment name, or remove that file yourself")
     _not_taken(now)
-    ours = {u.name: (u, why) for u in now.units if _may_run(u) and (why := _in_the_way(u, unit, now))}
+    why = _not_running(there)
+    if there and there.running:
+        why = "its unit file is not as the kit writes it" if there.digest == unit.digest else "its settings changed"
+    ours = {u.name: (u, reason) for u in now.units
+            if _may_run(u) and (reason := why if u.name == unit.name else _in_the_way(u, unit, now))}
     if now.port_holder and not any(u.port == unit.port for u, _ in ours.values()):
         raise PortBusy(f"port {unit.port} is held by {_who(now.port_holder)}", where=now.host,
                        next="stop that process, or choose another port: serve.port")
-    steps: list[Step] = [Stop(u.name, why, exp.serve.stop_within_s) for u, why in ours.values() if u.kind == "service"]
+    steps: list[Step] = [Stop(u.name, reason, exp.serve.stop_within_s) for u, reason in ours.values()
+                         if u.kind == "service"]
     if now.gpus:
         if steps:
-            steps.append(Free("GPUs", "memory of what was stopped comes back late; a start that finds it taken fails"))
+            steps.append(Free("memory of what was stopped comes back late; a start that finds it taken fails"))
         steps.append(Claim(unit, "so that a second experimenter is told who uses the GPUs"))
     if unit.env_file:
         steps.append(Secrets(unit.env_file, exp.engine.secrets, "the server gets them, and nothing else shows them"))
-    why = _changed(before, text) if there and there.running else _not_running(there)
     checks = [Check(exp.unit, "a drafter that does not fit can run all the same, at accept length 1")] \
         if exp.spec.needs_drafter else []
     expect = f"; earlier starts took {_minutes(now.expected_s)}" if now.expected_s else ""
@@ -167,17 +171,8 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"
 
 
-def _changed(before: str, text: str) -> str:
-    """The digest in a unit file tells a change of the config from one by hand."""
-    digest = [t.rsplit("Digest=")[-1] for t in (before, text) if "Digest=" in t]
-    by_hand = len(digest) == 2 and digest[0] == digest[1]
-    return "its unit file was changed by hand" if by_hand else "its settings changed"
-
-
 def _in_the_way(u: UnitState, unit: Unit, now: Survey) -> str:
-    """Why a unit of ours must end before `unit` can start; "" where both can be."""
-    if u.name == unit.name:
-        return "its settings changed"
+    """Why another unit of ours must end before `unit` can start; "" where both can be."""
     if u.port is not None and u.port == unit.port:
         return f"it holds port {unit.port}"
     if now.gpus and u.kind == "service" and not _apart(u.about.get("devices"), unit.about.get("devices")):

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import html
-import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +19,7 @@ from kit.compat.installed import Installed, read_installed
 from kit.dryrun import dry_run
 from kit.engines import service
 from kit.errors import KitError, PlanError
+from kit.facts import BUSY_MIB
 from kit.findings import Finding, Report, Verdict
 from kit.lint import lint
 from kit.lint.case import Target
@@ -32,8 +32,7 @@ from kit.spec import Checkpoint, Experiment
 from kit.steps import Plan
 from kit.surveying import survey
 from kit.surveys import Survey
-
-BUSY_MIB = 1024         # more than this in use on a GPU is somebody's
+from kit.words import command_text
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,7 @@ class Words:
     unit: Unit
 
     def __repr__(self) -> str:
-        groups: list[list[str]] = [[]]
-        for word in self.unit.argv:
-            if word.startswith("--"):
-                groups.append([])
-            groups[-1].append(shlex.quote(word))
-        lines = [f"{k}={shlex.quote(v)}" for k, v in self.unit.env.items()]
-        lines += [("  " if i else "") + " ".join(group) for i, group in enumerate(groups)]
-        return " \\\n".join(lines)
+        return command_text(self.unit.argv, self.unit.env)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"

@@ -144,7 +144,8 @@ class Bench(Frozen):
     prompts: int = Field(8, ge=1, le=10000, description="prompts of each set")
     concurrency: tuple[int, ...] = Field((1, 2), min_length=1, description="requests in flight, closed loop")
     output_tokens: int = Field(96, ge=1, le=100000, description="max_tokens of every request")
-    warmup: int = Field(2, ge=0, le=1000, description="requests before each cell that are not counted")
+    warmup: int = Field(2, ge=0, le=1000, description="requests before each cell, of 16 tokens at most; "
+                                                  "not counted")
     request_limit_s: float = Field(120.0, gt=0, le=86400, description="a request is counted as failed after this")
 
     @field_validator("concurrency")

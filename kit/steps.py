@@ -76,9 +76,9 @@ class Secrets:
 @dataclass(frozen=True)
 class Free:
     """Wait until the GPUs hold nothing of what was stopped."""
-    subject: str
     why: str
     within_s: float = 60.0
+    subject = "GPUs"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PureWindowsPath
 
 from kit.errors import Cancelled, JobFailed, KitError
@@ -94,6 +95,18 @@ def grouped(words: tuple[str, ...], quote: Callable[[str], str]) -> list[str]:
         else:
             lines.append([word])
     return [" ".join(map(quote, line)) for line in lines]
+
+
+def command_text(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
+    """A command as one would type it: its environment first, then a line for each flag.
+
+    >>> print(command_text(("serve", "--port", "80"), {"A": "b c"}))
+    A='b c' \\
+    serve \\
+      --port 80
+    """
+    program, *flags = grouped(argv, shlex.quote)
+    return " \\\n".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), program, *(f"  {f}" for f in flags)])
 
 
 def outcome(job: str, error: BaseException | None, asked: Cancelled | None,

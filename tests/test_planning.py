@@ -200,7 +200,7 @@ def test_the_plan_shows_the_whole_unit_as_a_diff_and_then_nothing():
 def test_a_unit_file_changed_by_hand_is_written_anew_and_only_that_line_differs():
     text = supervisor("systemd").text(service(K26, "/r"), "/r", "deploy").replace("Restart=no", "Restart=always")
     steps = plan(K26, k26_serving(text))
-    assert next(s for s in steps if isinstance(s, Start)).why == "its unit file was changed by hand"
+    assert next(s for s in steps if isinstance(s, Start)).why == "its unit file is not as the kit writes it"
     changed = [line for line in steps.diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert changed == ["-Restart=always", "+Restart=no"]
 

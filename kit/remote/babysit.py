@@ -945,6 +945,27 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def reported(program: str, work) -> int:
+    """Do it; what goes wrong is one line on stderr and an exit code."""
+    try:
+        work()
+        return OK
+    except Refused as e:
+        code, what = e.code, str(e)
+    except OSError as e:
+        code, what = os_error(e)
+    except KeyboardInterrupt:
+        code, what = 130, "interrupted"
+    print(f"{program}: {' '.join(what.split())}", file=sys.stderr)
+    return code
+
+
+def check_names(names: list[str]) -> None:
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+            raise Refused(USAGE, f"{name!r} is no unit name: lower-case letters, digits, dashes")
+
+
 def main(argv: list[str]) -> int:
     while True:                                             # a caller may have closed 0, 1 or 2
         spare = os.open(os.devnull, os.O_RDWR)
@@ -954,10 +975,9 @@ def main(argv: list[str]) -> int:
     args = arguments(argv)
     units = os.path.join(os.path.abspath(args.root), "units")
     names = args.name if isinstance(args.name, list) else [args.name]
-    try:
-        for name in names:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-                raise Refused(USAGE, f"{name!r} is no unit name: lower-case letters, digits, dashes")
+
+    def work() -> None:
+        check_names(names)
         folder = f"{units}/{names[0]}" if names else units
         if args.verb == "start":
             start(folder)
@@ -969,15 +989,7 @@ def main(argv: list[str]) -> int:
             follow(folder, args.cursor, not args.no_wait)
         if args.verb in ("start", "stop", "states"):
             print(json.dumps(states(units, names)), flush=True)
-        return OK
-    except Refused as e:
-        code, what = e.code, str(e)
-    except OSError as e:
-        code, what = os_error(e)
-    except KeyboardInterrupt:
-        code, what = 130, "interrupted"
-    print(f"babysit: {' '.join(what.split())}", file=sys.stderr)
-    return code
+    return reported("babysit", work)
 
 
 if __name__ == "__main__":

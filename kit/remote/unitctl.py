@@ -36,7 +36,7 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import babysit  # noqa: E402
-from babysit import BUSY, DAMAGED, NOT_ENDED, NOT_STARTED, OK, RUNNING, STILL_OPEN, UNKNOWN, USAGE, Refused  # noqa: E402
+from babysit import BUSY, DAMAGED, NOT_ENDED, NOT_STARTED, RUNNING, STILL_OPEN, UNKNOWN, Refused  # noqa: E402
 
 NOT_OURS, BAD_UNIT, NO_SYSTEMD = 19, 20, 21
 ALIVE = ("active", "activating", "deactivating", "reloading")
@@ -485,10 +485,9 @@ def main(argv: list[str]) -> int:
     args = arguments(argv)
     sd = Systemd(args.scope, os.path.abspath(args.root))
     names = args.name if isinstance(args.name, list) else [args.name]
-    try:
-        for name in names:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-                raise Refused(USAGE, f"{name!r} is no unit name: lower-case letters, digits, dashes")
+
+    def work() -> None:
+        babysit.check_names(names)
         if args.verb == "start":
             start(sd, names[0])
         elif args.verb == "stop":
@@ -499,15 +498,7 @@ def main(argv: list[str]) -> int:
             follow(sd, names[0], args.cursor, not args.no_wait)
         if args.verb in ("start", "stop", "states"):
             print(json.dumps(states(sd, names)), flush=True)
-        return OK
-    except Refused as e:
-        code, what = e.code, str(e)
-    except OSError as e:
-        code, what = babysit.os_error(e)
-    except KeyboardInterrupt:
-        code, what = 130, "interrupted"
-    print(f"unitctl: {' '.join(what.split())}", file=sys.stderr)
-    return code
+    return babysit.reported("unitctl", work)
 
 
 if __name__ == "__main__":

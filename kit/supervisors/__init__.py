@@ -7,6 +7,7 @@ codes and JSON: what they share is in `Shipped`.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -43,6 +44,7 @@ class Shipped:
 
     name: str
     shipped: tuple[str, ...]
+    cursor: str                         # pattern of what resumes a log
     options: tuple[str, ...] = ()
 
     def start(self, name: str, root: str, python: str) -> Command:
@@ -106,12 +108,9 @@ class Shipped:
         """`<cursor> <time_s> <raw>`; bytes that are not UTF-8 stay readable as \\xNN."""
         try:
             cursor, when, raw = line.split(b" ", 2)
-            self.check_cursor(cursor.decode("ascii"))
+            if not re.fullmatch(self.cursor, cursor.decode("ascii")):
+                raise ValueError("no cursor")
             return LogLine(cursor.decode("ascii"), float(when), raw.decode("utf-8", "backslashreplace"))
         except ValueError as e:
             raise ParseError(f"not a framed log line: {line[:80]!r} ({e})", where=f"{self.shipped[0]} follow",
                              next="look for a login message on stdout; else install the kit's helpers again") from None
-
-    def check_cursor(self, cursor: str) -> None:
-        """ValueError when it is none."""
-        raise NotImplementedError

@@ -8,13 +8,12 @@ babysitter's exit codes; `parse_states` asks it first.
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict
 from typing import Any
 
 from kit.seams import Unit
 from kit.supervisors import Shipped
-from kit.words import grouped
+from kit.words import command_text
 
 
 class ProcessSupervisor(Shipped):
@@ -26,6 +25,7 @@ class ProcessSupervisor(Shipped):
 
     name = "process"
     shipped = ("babysit.py",)
+    cursor = r".+\.\d+"                  # <start id>.<offset>
 
     def unfit(self, now: Any) -> tuple[str, str] | None:
         """Every Linux host with Python will do."""
@@ -38,14 +38,7 @@ class ProcessSupervisor(Shipped):
 
     def text(self, unit: Unit, root: str, user: str) -> str:
         """As one would type it."""
-        return " \\\n  ".join([*(f"{k}={shlex.quote(v)}" for k, v in sorted(unit.env.items())),
-                               *grouped(unit.argv, shlex.quote)]) + "\n"
-
-    def check_cursor(self, cursor: str) -> None:
-        """`<start id>.<offset>`."""
-        start_id, _, offset = cursor.rpartition(".")
-        if not (start_id and offset.isdigit()):
-            raise ValueError("no cursor")
+        return command_text(unit.argv, unit.env) + "\n"
 
 
 SUPERVISOR = ProcessSupervisor()

@@ -7,7 +7,6 @@ Scope `system` needs root or sudo; the service runs as the user who logs in, or 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +70,7 @@ class Systemd(Shipped):
     """
 
     shipped = ("unitctl.py", "babysit.py")
+    cursor = r"s=[0-9a-f]+;[a-z0-9=;]+(~\d+)?"      # the journal's own, `~k` when k lines of an entry are told
 
     def __init__(self, scope: str):
         self.scope, self.name = scope, "systemd" if scope == "system" else "systemd-user"
@@ -107,11 +107,6 @@ class Systemd(Shipped):
         command = super()._command(python, root, verb, *words, limit_s=limit_s)
         # The states of system units may be read by anyone; their journal often not.
         return replace(command, as_root=self.scope == "system" and verb != "states")
-
-    def check_cursor(self, cursor: str) -> None:
-        """The journal's own, `~k` when k lines of an entry are told."""
-        if not re.fullmatch(r"s=[0-9a-f]+;[a-z0-9=;]+(~\d+)?", cursor):
-            raise ValueError("no cursor of the journal")
 
 
 SUPERVISOR = Systemd("system")

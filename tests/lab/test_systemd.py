@@ -97,6 +97,16 @@ def test_a_service_that_dies_late_is_told_with_its_last_words_after_systemd_forg
     assert "loading" in texts(there, SYSTEM)
 
 
+def test_secrets_reach_the_service_as_they_are_and_neither_its_unit_nor_the_journal(there, shell):
+    there.write(f"{there.root}/secrets/demo.env", b'TOKEN="a \\"b\\" $c \\\\ %d"\n', 0o600)
+    check = "import os; t = os.environ['TOKEN']; print([ord(c) for c in t])"
+    said = []
+    job = unit("demo", check, None, kind="job", env_file=f"{there.root}/secrets/demo.env")
+    assert run_to_end(there, SYSTEM, "python3", job, said.append, lambda: None).result == "success"
+    assert str([ord(c) for c in 'a "b" $c \\ %d']) in said
+    assert "$c" not in shell("alpha", "cat /etc/systemd/system/specbook-demo.service; journalctl -u specbook-demo")
+
+
 def test_a_program_that_is_not_there_is_refused_before_anything_is_installed(there, shell):
     with pytest.raises(PlanError, match="not/there"):
         start(there, SYSTEM, "python3", Unit("demo", ("/not/there",)))

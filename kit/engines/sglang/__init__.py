@@ -151,7 +151,6 @@ class SGLang:
             return None
         return Acceptance(steps, steps * (float(verified[1]) - 1), max(0.0, generated - requests - steps))
 
-
     def info_path(self) -> str:
         """Its name in every release; 0.5.6 and later call it /server_info too."""
         return "/get_server_info"
