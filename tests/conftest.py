@@ -16,6 +16,14 @@ def pytest_addoption(parser):
                      help="run the conformance tests against /usr/sbin/sshd too; without one they fail")
 
 
+LONG = ("test_demo.py", "test_runbook.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: begun last, they would keep one process busy while the other has nothing left."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(scope="session")
 def rehearsal_host(tmp_path_factory):
     """A connected rehearsal host of its own, in a folder with an awkward name; ended with the session."""

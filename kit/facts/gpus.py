@@ -110,8 +110,9 @@ def _nodes(text: str) -> int | None:
     return sum(int(b or a) - int(a) + 1 for a, b in spans) or None
 
 
-# A GPU that fell off its bus lets nvidia-smi wait for minutes; the survey has 120 s for all.
 BUSY_MIB = 1024         # a driver and a desktop hold less on a GPU; a model more
+
+# A GPU that fell off its bus lets nvidia-smi wait for minutes; the survey has 120 s for all.
 GPU_HOLDERS = Fact("gpu_use", """
 command -v nvidia-smi >/dev/null 2>&1 || exit 0
 style=--format=csv,noheader,nounits
