@@ -132,7 +132,7 @@ import collections, hashlib, json, os, re, stat, subprocess
 
 TOPS = "/etc /home /root /opt /srv /usr/local /tmp /var/tmp /var/lib/systemd/linger".split()
 COMING_AND_GOING = re.compile(r"sshd: |\(sd-pam\)|/lib/systemd/systemd --user|"
-                              r"/lib/systemd/systemd-(hostnamed|timedated|localed|userwork)|"
+                              r"/lib/systemd/systemd-(hostnamed|timedated|localed|userwork|user-runtime-dir)|"
                               r"dbus-daemon --session|python3 -$|\(|$")
 
 def what(path):
