@@ -129,15 +129,19 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
         return NotHealthy(f"{unit} {what}; it was stopped, its log is kept", where=f"{host.name}: {_tail(said)}",
                           next=next)
 
-    while True:
-        check()
-        now = state(host, sup, python, unit)    # before the log: what it said last is then in it
+    def hear() -> None:
+        nonlocal cursor, said
         new = recent(host, sup, python, unit, cursor)
         cursor = new[-1].cursor if new else cursor
         said = (said + [line.text for line in new])[-200:]
         for line in new:
             stages.see(line.time_s, line.text)
             on_line(line.text)
+
+    while True:
+        check()
+        now = state(host, sup, python, unit)    # before the log: what it said last is then in it
+        hear()
         if not now.running:
             raise died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
         ok, why = probe(exp, host)
@@ -152,6 +156,7 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
                               "nothing), it is the head of another target, or it lacks its d2t table: kit.check "
                               "compares them")
         if ok:
+            hear()          # what it said while it was asked: the last phases of a quick start
             on_line(f"started: {stages}")
             return time.monotonic() - began
         if time.monotonic() - began > within_s:

@@ -131,13 +131,19 @@ class _Handler(BaseHTTPRequestHandler):
             owner.prompts.append(prompt)
             owner.in_flight += 1
             owner.most_in_flight = max(owner.most_in_flight, owner.in_flight)
+            self.counted_in = True
         self.close_connection = True
         try:
             with suppress(ConnectionError):
                 self._answer(prompt, owner.script, owner.script.faults.get(prompt, ""))
         finally:
-            with owner.lock:
-                owner.in_flight -= 1
+            self._over()
+
+    def _over(self) -> None:
+        """No longer in flight: said before the last bytes leave, as the client's next request may come before ours ends."""
+        with self.owner.lock:
+            self.owner.in_flight -= self.counted_in
+            self.counted_in = False
 
     def _answer(self, prompt: str, script: Script, fault: str) -> None:
         if fault == "http-500":
@@ -165,6 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._event({"choices": [], "usage": {
                 "prompt_tokens": 7, "completion_tokens": 0 if fault == "empty" else script.tokens,
                 "prompt_tokens_details": {"cached_tokens": script.cached_tokens}}})
+        self._over()
         self._piece(b"data: [DONE]\n\n")
         if fault != "reset-after-end":
             self.wfile.write(b"0\r\n\r\n")
