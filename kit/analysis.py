@@ -17,6 +17,8 @@ from typing import Any
 
 import pandas as pd
 
+from kit.seams import STREAMED
+
 POINTS = ("run_id", "experiment", "arm", "algorithm", "drafts", "prompt_set", "concurrency", "requests", "failed",
           "wall_s", "output_tokens", "tok_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "e2e_ms_p50",
           "accept_length", "accepted", "drafted", "steps", "accept_by_position", "accept_source")
@@ -136,7 +138,8 @@ def _steps(cell: dict) -> tuple[float, float, list[str]]:
     steps = decoded - accepted
     if not steps > 0:
         return math.nan, math.nan, ["the counters accept more tokens than were received"]
-    return decoded / steps, min(1.0, drafted_steps / steps), []
+    streamed = cell["accept_source"] == STREAMED
+    return decoded / steps, min(1.0, drafted_steps / steps), [f"accept length from {STREAMED}"] if streamed else []
 
 
 def _missing(points: pd.DataFrame, baseline: str) -> list[dict]:

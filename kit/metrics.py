@@ -33,7 +33,7 @@ import pandas as pd
 
 from kit.engines import engine as engine_named
 from kit.errors import SpecError
-from kit.seams import Acceptance, Engine
+from kit.seams import COUNTED, STREAMED, Acceptance, Engine
 from kit.spec import Experiment
 
 REQUESTS = ("run_id", "experiment", "arm", "algorithm", "prompt_set", "concurrency", "prompt_id", "ok", "error",
@@ -75,7 +75,7 @@ def points(runs: Iterable[Recorded], engine: Callable[[str], Engine] = engine_na
             records = [r for r in measured if (r["set"], r["concurrency"]) == (prompt_set, concurrency)]
             cell = cells.get((prompt_set, concurrency), {})
             rows.append(label | {"drafts": drafts, "prompt_set": prompt_set, "concurrency": concurrency}
-                        | _point(records, cell) | _acceptance(run, cell, drafts, engine))
+                        | _point(records, cell) | _acceptance(run, records, cell, drafts, engine))
     return pd.DataFrame(rows, columns=list(POINTS))
 
 
@@ -127,9 +127,9 @@ def _end(record: Mapping[str, Any]) -> float:
     return record["t_end"] if record["error"] else record["chunks"]["t_s"][-1]
 
 
-def _acceptance(run: Recorded, cell: Mapping[str, Any], drafts: int,
+def _acceptance(run: Recorded, records: list[Mapping[str, Any]], cell: Mapping[str, Any], drafts: int,
                 engine: Callable[[str], Engine]) -> dict[str, Any]:
-    """Counters after − before the measured phase, so the warm-up is not in them."""
+    """Counters after − before the measured phase, so the warm-up is not in them; without them, from the stream."""
     none = {"accept_length": NAN, "accepted": NAN, "drafted": NAN, "steps": NAN, "accept_by_position": ()}
     if not drafts:
         return none | {"accept_source": "not speculating"}
@@ -137,16 +137,26 @@ def _acceptance(run: Recorded, cell: Mapping[str, Any], drafts: int,
     if before is None or after is None:
         return none | {"accept_source": "no metrics page"}
     try:
-        read = engine(run.meta["engine"]["name"]).acceptance
+        eng = engine(run.meta["engine"]["name"])
     except SpecError as e:
         return none | {"accept_source": e.what}
-    first, last = read(before) or Acceptance(0, 0, 0), read(after)
-    if last is None:
+    first, window, source = eng.acceptance(before) or Acceptance(0, 0, 0), eng.acceptance(after), COUNTED
+    if window is not None:
+        window -= first
+    elif eng.chunk_is_step(_experiment(run)):
+        window, source = _streamed(records, drafts), STREAMED
+    if window is None:
         return none | {"accept_source": "no counters"}
-    window = last - first
     if min(window.steps, window.drafted, window.accepted, *window.per_position) < 0:
         return none | {"accept_source": "counters reset"}
     return {"accept_length": window.accept_length if window.steps else NAN, "accepted": window.accepted,
             "drafted": window.drafted, "steps": window.steps,
             "accept_by_position": tuple(n / window.steps for n in window.per_position) if window.steps else (),
-            "accept_source": "server counters" if window.steps else "no drafts"}
+            "accept_source": source if window.steps else "no drafts"}
+
+
+def _streamed(records: list[Mapping[str, Any]], drafts: int) -> Acceptance | None:
+    """A server that sends each step's tokens as a chunk tells its steps so. The first chunk is the prefill's token."""
+    good = [(r["usage"].get("completion_tokens", NAN), len(r["chunks"]["t_s"])) for r in records if not r["error"]]
+    tokens, steps = (sum(n - 1 for n in column) for column in zip(*good, strict=True)) if good else (NAN, 0)
+    return Acceptance(steps, steps * drafts, tokens - steps) if tokens >= steps else None

@@ -112,6 +112,9 @@ class Phase:
     nth: int = 1            # which line that fits: the drafter's load looks like the target's before it
 
 
+COUNTED, STREAMED = "server counters", "streamed chunks"       # where the acceptance of a benchmark is from
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """Counters of speculative decoding since the server's start; subtract two for a window.
@@ -215,6 +218,8 @@ class Engine(Protocol):
     def metrics_path(self) -> str: ...
     def acceptance(self, metrics: str) -> Acceptance | None:
         """Counters out of the metrics page; None when this server does not speculate."""
+    def chunk_is_step(self, exp: Experiment) -> bool:
+        """Whether each chunk of a streamed answer is one verify step: it counts where counters are missing."""
     def info_path(self) -> str: ...         # GET answers JSON about the server; "" where there is none
     def accept_so_far(self, info: dict) -> float | None:
         """Out of it: the mean accept length since the server's start or its last reset, as it reports itself."""

@@ -115,6 +115,10 @@ class DemoEngine:
                           per_position)
 
 
+    def chunk_is_step(self, exp) -> bool:
+        return False
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: Server
@@ -140,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._over()
 
     def _over(self) -> None:
-        """No longer in flight: said before the last bytes leave, as the client's next request may come before ours ends."""
+        """No longer in flight: said before the last bytes leave, as the next request may come at once."""
         with self.owner.lock:
             self.owner.in_flight -= self.counted_in
             self.counted_in = False

@@ -147,9 +147,9 @@ def test_frames_have_all_columns_even_without_rows():
 
 # ------------------------------------------------------------------ end to end
 
-def measured(tmp_path, script, prompts=3):
+def measured(tmp_path, script, prompts=3, arm=None):
     """A run of the real client against a server that keeps to a script; and when the server sent what."""
-    exp = EXP.arm("eagle3" if script.drafts else "baseline")
+    exp = EXP.arm(arm or ("eagle3" if script.drafts else "baseline"))
     with Server(script) as server:
         exp = exp.with_(**{"serve.port": server.port, "bench.prompts": prompts, "bench.concurrency": (1,),
                            "bench.prompt_sets": ("chat",)})
@@ -186,3 +186,26 @@ def test_without_usage_nothing_is_guessed(tmp_path):
     run, _ = measured(tmp_path, Script(usage=False))
     row = metrics.points([run], engine).iloc[0]
     assert row.failed == 0 and math.isnan(row.tok_s) and math.isnan(row.tpot_ms_p50) and row.ttft_ms_p50 > 0
+
+
+class StepByStep(DemoEngine):
+    def chunk_is_step(self, exp):
+        return True
+
+
+def test_a_server_without_counters_that_streams_step_by_step_tells_its_acceptance_so(tmp_path):
+    run, _ = measured(tmp_path, Script(steps=20, tokens_per_step=3), arm="eagle3")
+    row = metrics.points([run], lambda _: StepByStep()).iloc[0]
+    assert (row.accept_length, row.steps, row.accepted) == (3, 60, 120) and row.accept_source == "streamed chunks"
+    assert row.drafted == 60 * run_drafts(run) and row.accept_by_position == ()
+    assert metrics.points([run], engine).iloc[0].accept_source == "no counters"
+
+
+def run_drafts(run):
+    return Experiment.model_validate(run.meta["experiment"]).spec.drafts
+
+
+def test_chunks_tell_no_acceptance_where_tokens_were_not_counted_or_are_fewer():
+    for records in ([record(0, (1.0, 2.0))], [record(0, (1.0, 2.0, 3.0, 4.0), n=3)], [record(error="stall")]):
+        row = metrics.points([Recorded(records, [cell("", "")])], lambda _: StepByStep()).iloc[0]
+        assert row.accept_source == "no counters"

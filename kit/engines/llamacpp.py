@@ -183,6 +183,10 @@ class LlamaCpp:
     def info_path(self) -> str:
         return ""
 
+    def chunk_is_step(self, exp: Experiment) -> bool:
+        """It sends token by token."""
+        return False
+
     def accept_so_far(self, info: dict) -> float | None:
         return None
 
