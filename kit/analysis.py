@@ -29,7 +29,7 @@ COMPARE = ("experiment", "arm", "algorithm", "drafts", "prompt_set", "concurrenc
            "accept_length", "tokens_per_step", "draft_share", "step_ms", "step_cost", "break_even_length",
            "identical", "compared", "note")
 ESTIMATED = "time per token estimated from throughput"
-REFERENCE = Path(__file__).resolve().parent.parent / "data" / "reference" / "h200-sglang-0.5.12"
+REFERENCE = Path(__file__).resolve().parent.parent / "data" / "reference" / "h200-sglang-0.5.12.post1"
 
 
 def newest(points: pd.DataFrame, runs: Mapping[str, str] | None = None) -> pd.DataFrame:

@@ -93,7 +93,7 @@ def report(points: pd.DataFrame, requests: pd.DataFrame | None, *, title: str, p
 
     points, requests  frames as in `kit.analysis`
     provenance        host, engine, versions, checksums, arms in the engine's terms: shown as nested lists
-    reference         add the recorded H200 runs as a second, indicative section
+    reference         add the recorded H200 runs as a second section
 
     Raises KitError when the file cannot be written.
     """
@@ -164,19 +164,20 @@ def _reference() -> tuple[str, str]:
     """(heading, content) of the recorded runs."""
     points, card = analysis.reference()
     frame = analysis.compare(points)
+    points = analysis.newest(points)
     shares = points[points["arm"].isin(card["by_position"])].drop_duplicates("arm")
     shares = shares.assign(accept_by_position=[tuple(card["by_position"][a]) for a in shares["arm"]])
     steps = ", ".join(f"{arm}: {n} steps" for arm, n in card["by_position_steps"].items())
-    same = ", ".join(f"{arm} {n} of {of}" for arm, (n, of) in card["identical"].items())
-    flawed = (f"<div class='flawed' role='note'><p><strong>Indicative only.</strong> These runs were recorded once, on "
-              "another machine, and are never joined to the numbers above. Their flaws:</p>"
-              f"{_items(card['flaws'])}</div>")
+    same = "; ".join(f"{arm}: " + ", ".join(f"{n}/{of} at {c}" for c, (n, of) in cells.items())
+                     for arm, cells in card["identical"].items())
+    flawed = (f"<div class='flawed' role='note'><p><strong>Of another machine.</strong> These runs are never joined to "
+              f"the numbers above. What to know of them:</p>{_items(card['flaws'])}</div>")
     return card["title"], "".join((
         flawed, "<h3>What they say</h3>", _words(frame, "baseline"),
-        f"<p>Six prompts were also answered one at a time: text equal to the baseline's on {_e(same)}.</p>",
-        _table(frame.assign(note=""), "Recorded sweep, indicative: prompts differ from row to row"),
+        f"<p>Texts equal to the baseline's, by concurrency: {_e(same)}.</p>",
+        _table(frame.assign(note=""), "Recorded on one H200: the same prompts in every row"),
         _plots(points, frame, "recorded", "baseline", shares,
-               f"From two short single requests, not from the sweep ({steps}). For a tree, position means depth."),
+               f"From the server's own counts, one prompt at a time ({steps}). For a tree, position means depth."),
         "<h3>Where they come from</h3>", _facts(card["provenance"])))
 
 

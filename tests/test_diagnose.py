@@ -54,6 +54,13 @@ def numbered(data: bytes) -> list[tuple[int, bytes]]:
 
 # ------------------------------------------------------------------ right answers
 
+def test_an_eagle3_head_under_eagle_is_named_though_a_draft_now_and_then_is_accepted():
+    said = read("sglang-0.5.12-wrong-algorithm.log.gz")
+    assert found(said, "accept-length-low").verdict == "fail" and said.exit_status == 1
+    straight = raw("sglang-0.5.12-wrong-algorithm.log.gz").replace(b"='EAGLE'", b"='EAGLE3'")
+    assert found(diagnose(io.BytesIO(straight)), "accept-length-low").verdict == "warn"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_reported_log_gets_its_right_answer(case):
     said = diagnose(case["log"].splitlines(), case.get("engine", ""), silent_s=case.get("silent_s"))

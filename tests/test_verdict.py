@@ -98,4 +98,4 @@ def test_only_a_baseline_leaves_nothing_to_compare():
 def test_the_recorded_tree_is_questioned_and_the_chain_is_not():
     words = verdict.sentences(analysis.compare(analysis.reference()[0]))
     raised = [w for w in words if "the accept length falls" in w]
-    assert len(raised) == 1 and raised[0].startswith("4/4/8 (EAGLE-3) on python: the accept length falls from 3.43")
+    assert len(raised) == 1 and raised[0].startswith("tree (EAGLE-3) on python: the accept length falls from 3.84")

@@ -6,6 +6,7 @@ from kit.diagnose.start import Start
 from kit.findings import Finding
 
 ONES = 3            # lines of accept length 1.00 that are no chance any more
+LOW = 1.2           # below it a drafter costs more than it gives; a head under the wrong algorithm gave 1.04 to 1.15
 
 
 def working(start: Start) -> list[Finding]:
@@ -34,21 +35,24 @@ def _accept(start: Start) -> list[Finding]:
     if not s.accepting:
         return []
     at = f"lines {s.first} to {s.last}"
+    eagle = start.args.get("speculative_algorithm") == "EAGLE"
+    drafter = start.args.get("speculative_draft_model_path", "").lower()
+    three = any("Eagle3" in t for t in start.types) or "eagle3" in drafter
+    why = "algorithm EAGLE with an EAGLE-3 head: its fc is skipped without an error" if eagle and three else \
+        "algorithm EAGLE with an EAGLE-3 head does this without an error; so do a missing d2t and a foreign head"
+    fix = "--speculative-algorithm EAGLE3 for an EAGLE-3 head; check the drafter against the target"
     if s.ones == s.accepting:
         if start.args.get("load_format") == "dummy":
             return [Finding("accept-length-one", "warn", "accept length 1.00: nothing was accepted",
                             "the weights are dummies", evidence=at)]
-        eagle = start.args.get("speculative_algorithm") == "EAGLE"
-        drafter = start.args.get("speculative_draft_model_path", "").lower()
-        three = any("Eagle3" in t for t in start.types) or "eagle3" in drafter
-        why = "algorithm EAGLE with an EAGLE-3 head: its fc is skipped without an error" if eagle and three else \
-            "algorithm EAGLE with an EAGLE-3 head does this without an error; so do a missing d2t and a foreign head"
         return [Finding("accept-length-one", "fail" if s.ones >= ONES or (eagle and three) else "warn",
-                        f"accept length 1.00 on every line ({s.ones}): not one draft was accepted", why,
-                        "--speculative-algorithm EAGLE3 for an EAGLE-3 head; check the drafter against the target", at)]
+                        f"accept length 1.00 on every line ({s.ones}): not one draft was accepted", why, fix, at)]
     if s.accept_length is None:
         return [Finding("accept-length", "unknown", "only lines after idle bear an accept length", evidence=at)]
     course = s.over_time
+    if s.accept_length < LOW:
+        return [Finding("accept-length-low", "fail" if eagle and three else "warn",
+                        f"accept length {s.accept_length:.2f}: hardly a draft was accepted", why, fix, at)]
     low, high = min(v for _, v in course), max(v for _, v in course)
     return [Finding("accept-length", "pass", f"accept length {s.accept_length:.2f} (windows {low:.2f} to {high:.2f})",
                     f"{s.kept} lines, weighted by running requests; {s.dropped} first after idle dropped",
