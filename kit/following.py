@@ -14,7 +14,7 @@ RETRIES_S = (0.2, 0.5, 1, 2, 4, 8, 15, 30)   # waits between tries to get a lost
 
 def state(host: Host, sup: Supervisor, python: str, name: str) -> UnitState:
     """The state of one unit; `active` is "not-found" where there is none."""
-    found = sup.parse_states(host.run(sup.states(host.root, python, (name,))).check(f"state of {name}"))
+    found = sup.parse_states(host.run(sup.states(host.root, python, (name,))))
     return next((s for s in found if s.name == name), UnitState(name, "not-found"))
 
 

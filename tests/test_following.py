@@ -3,9 +3,10 @@
 from contextlib import contextmanager
 
 import pytest
+from doubles import LocalHost
 
 from kit import following
-from kit.errors import Cancelled, ConnectError, HostKeyError, LinkLost
+from kit.errors import Cancelled, ConnectError, HostKeyError, LinkLost, PlanError
 from kit.supervisors import supervisor
 
 SUP = supervisor("process")
@@ -67,3 +68,11 @@ def test_it_gives_up_in_the_end_and_may_be_cancelled_while_it_waits(monkeypatch)
         raise Cancelled("enough")
     with pytest.raises(Cancelled):
         follow(Flaky([LinkLost("gone")]), check=check)
+
+
+@pytest.mark.parametrize("name", ["process", "systemd"])
+def test_a_host_on_which_nothing_was_ever_started_has_no_such_unit_and_says_so(tmp_path, name):
+    host, sup = LocalHost(tmp_path), supervisor(name)
+    assert following.state(host, sup, "python3", "x").active == "not-found"
+    with pytest.raises(PlanError, match="nothing was ever started there"):
+        sup.explain(host.run(sup.start("x", host.root, "python3")))

@@ -79,14 +79,23 @@ class Shipped:
         The program names unit and port itself, so `unit` only tells which command failed otherwise.
         """
         program = self.shipped[0].removesuffix(".py")
+        if self._absent(result):
+            raise PlanError("nothing was ever started there by the kit", where=result.host, next="serve first: "
+                            "kit.plan and kit.apply, or notebook 30")
         if result.exit in EXITS:
             error, next = EXITS[result.exit]
             said = result.stderr.decode("utf-8", "replace").strip().splitlines() or ["said nothing"]
             raise error(said[-1].removeprefix(f"{program}: "), where=result.host, next=next)
         return result.check(f"{program} {unit.name}" if unit else program)
 
+    def _absent(self, result: Result) -> bool:
+        """Python's own words when the program was never shipped there."""
+        return result.exit == 2 and b"can't open file" in result.stderr and self.shipped[0].encode() in result.stderr
+
     def parse_states(self, result: Result) -> tuple[UnitState, ...]:
         """Of `states`, `start` and `stop`. What no field has is in about["_…"]: who stopped it, what went wrong."""
+        if self._absent(result):
+            return ()
         self.explain(result)
         try:
             entries = json.loads(result.stdout)
