@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pandas as pd
 
 from kit import health, metrics, project, store
+from kit.command import Command
+from kit.diagnose import Diagnosis, diagnose
 from kit.engines import engine
 from kit.errors import PlanError
-from kit.following import recent
+from kit.following import recent, state
 from kit.pages import report as write_report
 from kit.seams import Host
 from kit.spec import Experiment
@@ -79,6 +82,25 @@ def phases(exp: Experiment, host: Host) -> pd.DataFrame:
     seen = health.phases(engine(exp.engine.name).phases, [(line.time_s, line.text) for line in said])
     return pd.DataFrame([(name, None if t is None or began is None else round(t - began, 2), meaning)
                          for name, t, meaning in seen], columns=["phase", "after_s", "meaning"])
+
+
+def diagnosis(exp: Experiment, host: Host) -> Diagnosis:
+    """What this arm's log says: how far the service came, what went wrong and the fix, or how it does; live or dead.
+
+    A start that hangs shows by its silence, so a running service's is measured, on the host's own clock.
+
+    >>> kit.diagnosis(exp, host)
+    """
+    sup, python = supervisor(exp.host.supervisor), exp.host.python
+    now = state(host, sup, python, exp.unit)
+    if now.active == "not-found":
+        raise PlanError(f"{exp.unit} was never started there", where=host.name, next="serve it: notebook 30, 60 or 70")
+    said = recent(host, sup, python, exp.unit)
+    clock = host.run(Command((python, "-c", "import time; print(time.time())"))).check("the host's clock").text
+    last_s = next((line.time_s for line in reversed(said) if line.time_s is not None), now.started_at)
+    silent_s = max(0.0, float(clock) - last_s) if now.running and last_s is not None else None
+    command = shlex.join(engine(exp.engine.name).service(exp, host.root).argv)
+    return diagnose(said, exp.engine.release, command, silent_s, f"{exp.unit} on {host.name}: {now.active}")
 
 
 def report(runs: list[Run], folder: str | Path = "") -> Path:

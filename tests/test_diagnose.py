@@ -416,6 +416,16 @@ def test_command_cannot_judge(capsys, argv):
     assert status == 2 and [f["verdict"] for f in json.loads(printed)] == ["unknown"]
 
 
+def test_command_reads_what_a_config_runs_on_its_host(capsys, tmp_path):
+    """Where it cannot: the error of the kit, as a finding. What it says of a service, test_health shows."""
+    status, printed = run(capsys, "--service", tmp_path / "none.yaml", "--json")
+    assert status == 2 and json.loads(printed)[0]["verdict"] == "unknown"
+    for argv in ([], [LOGS / SEED, "--service", "x.yaml"]):
+        with pytest.raises(SystemExit) as left:
+            run(capsys, *argv)
+        assert left.value.code == 2
+
+
 def test_a_broken_archive_is_said(tmp_path, capsys):
     (tmp_path / "a.gz").write_bytes((LOGS / SEED).read_bytes()[:300])
     (tmp_path / "b.gz").write_bytes(b"\x1f\x8bnonsense that is no archive")

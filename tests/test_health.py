@@ -10,14 +10,14 @@ import pytest
 from doubles import LocalHost
 from standin import install
 
-from kit import health, project, shipping
+from kit import health, project, reading, shipping
 from kit.dryrun import dry_run
 from kit.engines import engine
-from kit.errors import NotHealthy, ServiceDied
+from kit.errors import NotHealthy, PlanError, ServiceDied
 from kit.following import start, state, stop
 from kit.health import Proof, Stages
 from kit.prelaunch import preflight
-from kit.seams import Acceptance, Http
+from kit.seams import Acceptance, Http, LogLine, UnitState
 from kit.spec import Experiment
 from kit.supervisors import supervisor
 
@@ -310,3 +310,26 @@ def test_preflight_asks_the_engine_and_shows_its_refusal(exp, host):
     assert "spec-steps-missing" in {f.id for f in flight.dry if f.verdict == "fail"} and not flight
     assert preflight(exp, host).dry.ok
 
+
+
+# -- what the log says, of a service that lives or died
+
+def test_a_services_log_is_diagnosed_where_it_runs(exp, host, launch):
+    with pytest.raises(PlanError, match="was never started there"):
+        reading.diagnosis(exp, host)
+    launch(exp)
+    alive = reading.diagnosis(exp, host)
+    assert alive.state == "serving" and alive.exit_status == 0 and alive.report.title.endswith("active")
+    stop(host, supervisor("process"), "python3", exp.unit, 2)
+    assert reading.diagnosis(exp, host).exit_status == 0
+
+
+def test_a_start_that_hangs_shows_by_its_silence(exp, host, monkeypatch):
+    """The log's last lines are an hour old, or of this moment: the same lines, told apart by the host's clock."""
+    told = ["Init torch distributed begin.", "sglang is using nccl==2.28.9"]
+    monkeypatch.setattr(reading, "state", lambda *_: UnitState(exp.unit, "active"))
+    for age_s, verdict in ((3600, "fail"), (0, "warn")):
+        at = time.time() - age_s
+        monkeypatch.setattr(reading, "recent", lambda *_, at=at: [LogLine(f"a.{i}", at, t) for i, t in enumerate(told)])
+        hang = next(f for f in reading.diagnosis(exp, host).report if f.id == "nccl-hang")
+        assert hang.verdict == verdict and ("for 360" in hang.what) == bool(age_s)

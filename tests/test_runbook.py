@@ -65,6 +65,8 @@ def test_from_nothing_to_a_comparison_and_back(exp, host):
         assert kit.bench(arm, host).result(90).complete
     assert kit.running(exp, host).arm_name == "eagle3"
     assert {"load-target", "load-drafter", "listening"} <= set(kit.phases(exp.arm("eagle3"), host)["phase"])
+    said = kit.diagnosis(exp.arm("eagle3"), host)
+    assert said.state == "serving" and said.exit_status == 0
     runs = kit.runs(exp)
     table = kit.compare(kit.metrics.points(runs), kit.metrics.requests(runs))
     eagle = table[(table.arm == "eagle3") & (table.concurrency == 1)].iloc[0]
