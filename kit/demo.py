@@ -100,7 +100,8 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
     logging.getLogger("papermill").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # "TCP without encryption": the kernel is on this machine
-        import papermill  # 0.5 s: only the demo needs it
+        sys.modules.setdefault("rfc3987_syntax", None)      # 4 s of jsonschema's start, to check IRIs that nobody has
+        import papermill  # 1.5 s: only the demo needs it
         from papermill.exceptions import PapermillExecutionError
     copy.parent.mkdir(parents=True, exist_ok=True)
     written = notebook.read_text()

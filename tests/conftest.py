@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.modules.setdefault("rfc3987_syntax", None)      # jsonschema takes 4 s to import it, to check IRIs that nobody has
 
 
 def pytest_addoption(parser):
