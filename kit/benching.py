@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict, replace
 
 from kit import health, project, store, workload
+from kit.adopting import unchanged
 from kit.applying import Applier
 from kit.engines import engine, service
 from kit.errors import JobError, PlanError
@@ -26,6 +27,7 @@ from kit.spec import Experiment
 from kit.steps import Plan
 from kit.store import Run
 from kit.supervisors import supervisor
+from kit.supervisors.foreign import for_jobs
 from kit.surveying import survey
 from kit.surveys import Survey
 
@@ -39,9 +41,10 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
     if not again and (known := _known(key, folder)):
         job.line(f"already measured: {known.id}; again=True measures anew")
         return known
-    now = survey(exp, host)
-    Applier(Plan(tuple(tools(exp, now)), exp, "fetched"), host, job).run()
-    there = _going_on(exp, host, key, again)
+    jobs = for_jobs(exp)
+    now = survey(jobs, host)
+    Applier(Plan(tuple(tools(jobs, now)), jobs, "fetched"), host, job).run()
+    there = _going_on(jobs, host, key, again)
     run_id = there.about["run_id"] if there else store.new_id(exp)
     content, sha = workload.encode(workload.job(exp, engine(exp.engine.name), run_id))
     if there is None:
@@ -58,7 +61,7 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
 
     wait = to_end if there else run_to_end      # one that ends while we look must not be started over
     ended = there if there and not there.running else wait(
-        host, supervisor(exp.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
+        host, supervisor(jobs.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
     meta = {"id": run_id, "identity": key, "purpose": purpose, **_meta(exp, host, now)}
     run = store.collect(host, workload.remote_dir(host.root, run_id), meta, folder)
     if ended.result != "success":
@@ -99,7 +102,10 @@ def _ready(exp: Experiment, host: Host, now: Survey) -> None:
     """The right service is up, and answers."""
     wanted = service(exp, host.root)
     there = now.unit(wanted.name)
-    if not (there and there.running and there.digest == wanted.digest):
+    if not supervisor(exp.host.supervisor).ours:
+        if why := unchanged(exp, host):
+            raise PlanError(f"{wanted.name} {why}", where=host.name, next="adopt it again: kit.adopt")
+    elif not (there and there.running and there.digest == wanted.digest):
         is_so = "runs with other settings" if there and there.running else "is not running"
         raise PlanError(f"{wanted.name} {is_so}", where=host.name, next="serve it first: plan and apply")
     ok, why = health.probe(exp, host)

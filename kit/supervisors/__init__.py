@@ -35,8 +35,10 @@ FIELDS = {f.name for f in fields(UnitState)}
 
 
 def supervisor(name: str) -> Supervisor:
-    """The supervisor of that name; `SpecError` names the known ones."""
-    return lookup(__name__, name, "SUPERVISOR")
+    """The supervisor of that name; `SpecError` names the known ones. "foreign:…" says whose service it looks at."""
+    kind, _, where = name.partition(":")
+    found = lookup(__name__, kind if kind == "foreign" else name, "SUPERVISOR")
+    return found.at(where) if kind == "foreign" else found
 
 
 class Shipped:
@@ -46,6 +48,7 @@ class Shipped:
     shipped: tuple[str, ...]
     cursor: str                         # pattern of what resumes a log
     options: tuple[str, ...] = ()
+    ours = True             # the kit may start and stop what it keeps
 
     def start(self, name: str, root: str, python: str) -> Command:
         """Does nothing when the same unit (by digest) already runs; prints its state like `states`."""

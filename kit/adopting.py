@@ -1,0 +1,138 @@
+"""Reads somebody's service on a host, so that it can be checked, followed and measured. Changes nothing there."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from kit.attach import Adopted, Found, Process, adopted, asked
+from kit.attach.found import ENGINE_VARIABLES
+from kit.attach.unitfile import parse
+from kit.command import sh
+from kit.engines import service
+from kit.errors import ParseError, PlanError, SpecError
+from kit.seams import Host
+from kit.spec import Experiment
+from kit.supervisors.foreign import Foreign
+
+HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "")
+ANSWERS = {"sglang": ("/get_server_info",), "llamacpp": ("/props",), "vllm": ("/version",),
+           "": ("/get_server_info", "/props")}
+VERSION = 'exec "$1" -I -B -c "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))" "$2"'
+
+
+def adopt(host: Host, unit: str = "", *, pid: int | None = None, url: str = "", scope: str = "system",
+          name: str = "", python: str = "python3") -> Adopted:
+    """A service that is not ours as an `Experiment`: from its unit's text, its process and its own answer.
+
+    unit, scope   a systemd unit, of the system or of the login user ("user")
+    pid           a process; the unit that was made for it is found
+    url           where it answers, seen from its host: http://127.0.0.1:30000
+    name          of the experiment; default: the served name, or the unit's
+    python        Python >= 3.9 on the host, for the looking
+
+    One round trip, and one for the server's own answer. Raises PlanError where there is no such service or it may not
+    be read, SpecError where it is no server that a config can describe.
+
+    >>> kit.adopt(host, "sglang-k26-eagle3.service").experiment
+    """
+    if sum((bool(unit), pid is not None, bool(url))) != 1:
+        raise SpecError("kit.adopt takes one of: a unit, pid=, url=", next='kit.adopt(host, "x.service")')
+    if scope not in ("system", "user"):
+        raise SpecError(f"scope {scope!r}", where="kit.adopt", next='it is "system" or "user"')
+    port = _port(url, host) if url else None
+    if unit:
+        which = ("--unit", unit if unit.endswith(".service") else f"{unit}.service", "--scope", scope)
+    else:
+        which = ("--pid", str(pid)) if pid is not None else ("--port", str(port))
+    found = _answered(_read(host, python, which, port), host)
+    return adopted(found, name)
+
+
+def unchanged(exp: Experiment, host: Host) -> str:
+    """Why what runs is not what was adopted; "" where it is. PlanError where it is gone."""
+    kind, _, what = exp.host.supervisor.removeprefix("foreign:").partition("/")
+    which: dict[str, Any] = {"unit": what, "scope": kind} if kind in ("system", "user") else \
+        {"pid": int(what.partition("-")[0])} if kind == "pid" else {"url": f"http://127.0.0.1:{what}"}
+    now = adopt(host, name=exp.name, python=exp.host.python, **which)
+    if now.experiment.host.supervisor != exp.host.supervisor:
+        return f"{kind} {what} is {now.experiment.host.supervisor.removeprefix('foreign:')} by now"
+    before, after = service(exp, host.root), service(now.experiment, host.root)
+    for part in ("argv", "env"):
+        if getattr(before, part) != getattr(after, part):
+            fields = [f for f in exp.diff(now.experiment) if f[0].startswith(("engine.", "serve.", "arms.", "target"))]
+            what = "; ".join(f"{name}: {was!r} → {is_!r}" for name, was, is_ in fields[:4])
+            return f"runs with other settings than the experiment has: {what or part}"
+    return ""
+
+
+def _port(url: str, host: Host) -> int:
+    try:
+        there = urlsplit(url if "://" in url else f"http://{url}")
+        name, port, port_default = there.hostname or "", there.port, {"http": 80, "https": 443}.get(there.scheme)
+    except ValueError:
+        raise SpecError(f"no address: {url[:80]}", next="one reads http://127.0.0.1:30000") from None
+    if name not in HERE and name not in (host.name, host.name.partition("@")[2].partition(":")[0]):
+        raise SpecError(f"{name} is not this host: a service is read where it runs", where=host.name,
+                        next=f'kit.adopt(kit.connect("{name}"), url="http://127.0.0.1:{port or port_default}")')
+    if not (port or port_default):
+        raise SpecError(f"no port in {url[:80]}", next="one reads http://127.0.0.1:30000")
+    return port or port_default
+
+
+def _read(host: Host, python: str, which: tuple[str, ...], port: int | None) -> Found:
+    variables = ",".join((*ENGINE_VARIABLES, "SPECBOOK_UNIT"))
+    result = Foreign().explain(host.run(Foreign.program(python, "look", *which, "--variables", variables)))
+    try:
+        said = json.loads(result.stdout)
+        unit, runs, where = said["unit"], said["process"], f"port/{port}"
+        process = Process(runs["pid"], runs["start"], tuple(runs["argv"]), runs["environ"], runs["cwd"], runs["user"]) \
+            if runs else None
+    except (ValueError, TypeError, KeyError) as e:      # what it said may hold secrets: it is not shown
+        raise ParseError(f"what was read of the service was not understood ({type(e).__name__})", where=host.name,
+                         next="look for a login message on stdout of a plain ssh command") from None
+    if process:
+        where = f"pid/{process.pid}-{process.start}"
+    parsed = None
+    if unit:
+        where = f"{unit['scope']}/{unit['name']}"
+        closed = [f for f in unit["files"] if f[1] is None]
+        if closed:
+            raise PlanError(f"{closed[0][0]} cannot be read: {closed[0][2]}", where=host.name,
+                            next="connect as a user who may, or adopt it by its pid")
+        manager = ("root", "/root") if unit["scope"] == "system" else (said["user"], said["home"])
+        parsed = parse([text for _, text, *_ in unit["files"]], unit["name"], manager)
+    return Found(host.name, host.root, where, parsed, process, port=port, user=host.user, python=python,
+                 state=unit["state"] if unit else {})
+
+
+def _answered(found: Found, host: Host) -> Found:
+    """With what the server says of itself, where it is up, and its release."""
+    at = asked(found)
+    up = found.process is not None or found.where.startswith("port/")
+    info, status = {}, 0
+    for path in ANSWERS[at.engine] if up else ():
+        info, status = _json(host, at.port, path)
+        if info:
+            break
+    served, _ = _json(host, at.port, "/v1/models") if info else ({}, 0)
+    version = info.get("version")
+    if not version and at.engine != "llamacpp" and re.search("/", at.python):
+        told = host.run(sh(VERSION, at.python, at.engine))
+        version = told.text.strip() if told.exit == 0 else None
+    port = found.port or (at.port if up else None)
+    return replace(found, info=info if "/version" not in ANSWERS[at.engine] else {}, served=served, port=port,
+                   version=version if isinstance(version, str) else None, asks_key=status in (401, 403))
+
+
+def _json(host: Host, port: int, path: str) -> tuple[dict[str, Any], int]:
+    """(the JSON object it answers, {} for anything else; the status)."""
+    answer = host.http(port, path)
+    try:
+        said = json.loads(answer.body) if answer.status == 200 else {}
+    except ValueError:
+        said = {}
+    return said if isinstance(said, dict) else {}, answer.status
