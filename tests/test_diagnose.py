@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import fuzzing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit import diagnose_cli
 from kit.diagnose import TABLES, diagnose, guess, table
+from kit.diagnose.literals import needed
 from kit.diagnose.marks import Cause, Mark
 from kit.diagnose.reader import BLOCK, LONGEST, batches
 from kit.diagnose.serving import WINDOWS, Serving
-from kit.diagnose.shapes import WORDS, ZEROS, Shapes
+from kit.diagnose.shapes import ZEROS, Shapes
+from kit.diagnose.sieve import Sieve
 from kit.seams import LogLine
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -333,26 +336,51 @@ def test_any_mixture_of_real_lines_gets_an_answer(lines, end, engine):
 
 # ------------------------------------------------------------------ tables and parts
 
-def alternatives(pattern: str) -> list[str]:
-    """The pattern's parts at its top level, as text."""
-    parts, depth, i = [""], 0, 0
-    while i < len(pattern):
-        token = pattern[i:i + 2] if pattern[i] == "\\" else re.match(r"\[(?:\\.|[^\]\\])+\]|.", pattern[i:], re.S)[0]
-        depth += (token == "(") - (token == ")")
-        if token == "|" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += re.sub(r"^\\(\W)$", r"\1", token)
-        i += len(token)
-    return parts
+MARKS = {(m.relaxed.pattern.decode()): m.id for m in table("")}
 
 
-def test_the_first_look_at_a_line_passes_all_that_a_pattern_can_match():
-    for name in TABLES:
-        for mark in table(name):
-            for part in alternatives(mark.pattern):
-                relaxed = re.sub(r"[1-9]", "0", part)
-                assert any(word in relaxed for word in WORDS), f"{mark.id}: no word of WORDS in {part}"
+@pytest.mark.parametrize("pattern", MARKS, ids=MARKS.values())
+def test_what_a_pattern_needs_is_in_every_text_that_it_matches(pattern):
+    words = needed(pattern)
+    assert "" not in words
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.from_regex(pattern.encode(), alphabet=None))
+    def holds(text):
+        assert any(word.encode() in text for word in words), text
+    holds()
+
+
+@pytest.mark.parametrize("pattern,words", [
+    ("abc", {"abc"}), ("a?bcd", {"bcd"}), ("abc+de", {"cde"}), ("ab*cd", {"cd"}), (r"a\.b\d", {"a.b"}),
+    ("[ab]cd", {"cd"}), ("x(?:one|two)y", {"xoney", "xtwoy"}), ("(?:one|two)?three", {"three"}), ("one|", {""}),
+    (r"(ab|c\w)d", {"ab", "c"}), ("(?=abc)d", {"d"}), ("^a{0}bc$", {"bc"}), ("ab{2}", {"a"}), ("[^]]x", {"x"}),
+    ("a.*longer", {"longer"}),
+])
+def test_literals_of_a_pattern(pattern, words):
+    assert needed(pattern) == words
+
+
+@fuzzing(150)
+@given(st.lists(st.binary(min_size=1, max_size=7).filter(lambda w: b"\n" not in w), min_size=1, max_size=9),
+       st.lists(st.binary(max_size=12), max_size=20), st.randoms())
+def test_the_sieve_finds_just_the_lines_that_hold_a_word(words, pieces, rng):
+    mixed = [piece + rng.choice(words) if rng.random() < .3 else piece for piece in pieces]
+    text = b"".join(piece + rng.choice([b"", b" ", b"\n"]) for piece in mixed)
+    expected = [i for i, line in enumerate(text.split(b"\n")) if any(word in line for word in words)]
+    assert Sieve(words).lines(text) == expected
+
+
+def test_a_log_of_lines_that_are_all_new_is_still_read_right(monkeypatch):
+    """The sieve comes in after the first batch, and what stands far below is found as ever."""
+    prose = b"".join(b"%x not found around the model, and %s\n" % (i * 2654435761 % 2**32, b"abcdefgh"[i % 8:] * 3)
+                     for i in range(60_000))
+    log = prose + raw(SEED).replace(b"\r", b"\n") + prose
+    reading = []
+    monkeypatch.setattr("kit.diagnose.sieve.Sieve.__init__", lambda self, words, old=Sieve.__init__:
+                        (reading.append(1), old(self, words))[1])
+    said = diagnose(io.BytesIO(log), "sglang")
+    assert reading and said.cause == read(SEED, engine="sglang").cause == "spec-steps-missing"
 
 
 def test_a_pattern_with_digits_of_its_own_is_confirmed_on_the_line():

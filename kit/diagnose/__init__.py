@@ -32,6 +32,7 @@ PRINTS = (("sglang", re.compile(rb"server_args=ServerArgs|sglang|SGLang|Load wei
                                 rb"|KV Cache is all|Capture [\w ]*(?:cuda|CUDA) graph (?:begin|end)| TP\d+\] ")),
           ("vllm", re.compile(rb"vLLM|vllm|EngineCore|SpecDecoding metrics|Avg generation throughput")),
           ("llamacpp", re.compile(rb"xllamacpp|llamacpp|srv  |llama_model|main: error: draft model")))
+NEW = 1000          # lines of new shapes in one batch, and a quarter of it: most of what follows will be new as well
 CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b"})
 
 
@@ -116,6 +117,7 @@ class Reading:
         self.engine, self.given_args = engine, args
         self.looks = ""                     # the engine that the first lines show
         self.shapes: Shapes | None = None
+        self.sieve: Any = None              # before the shapes, once most lines have one of their own
         self.start = self._fresh(0)
         self.past: deque[Summary] = deque(maxlen=100)
         self.last_failed: Start | None = None
@@ -141,9 +143,13 @@ class Reading:
             self.binary += 1
             self.lines = batch.numbers[-1]
             return
-        keys = batch.text.translate(ZEROS).split(b"\n")
         lines, numbers, decode, prefill = batch.lines, batch.numbers, serving.decode, serving.prefill
-        for i, key in enumerate(keys):
+        before = self.shapes.learned
+        if self.sieve:
+            keys = ((i, lines[i].translate(ZEROS)) for i in self.sieve.lines(batch.text))
+        else:
+            keys = enumerate(batch.text.translate(ZEROS).split(b"\n"))
+        for i, key in keys:
             shape = known(key)
             if shape is None:
                 shape = learn(key)
@@ -156,11 +162,14 @@ class Reading:
                 self._take(batch, i, shape)
                 decode, prefill = self.start.serving.decode, self.start.serving.prefill
         self.lines = batch.numbers[-1]
-        self._remember_time(batch, keys)
+        self._remember_time(batch)
+        if not self.sieve and self.shapes.learned - before > NEW + len(lines) // 4:
+            from kit.diagnose.sieve import Sieve  # numpy is loaded for such a log only
+            self.sieve = Sieve(self.shapes.words)
 
     def _take(self, batch: Batch, i: int, shape) -> None:
         raw = batch.lines[i]
-        line = Line(batch.numbers[i], raw, shape, batch.times_s[i] if batch.times_s else None)
+        line = Line(batch.numbers[i], raw, shape, batch.time_s(i))
         for mark, spans, exact in shape.seen:
             if exact is not None and not exact.search(raw[shape.start:]):
                 continue
@@ -184,10 +193,10 @@ class Reading:
         self.starts += 1
         self.start = self._fresh(self.restarts)
 
-    def _remember_time(self, batch: Batch, keys: list[bytes]) -> None:
-        for i in range(len(keys) - 1, max(-1, len(keys) - 50), -1):
-            shape = stamped(keys[i])
-            transport_s = batch.times_s[i] if batch.times_s else None
+    def _remember_time(self, batch: Batch) -> None:
+        for i in range(len(batch.lines) - 1, max(-1, len(batch.lines) - 50), -1):
+            shape = stamped(batch.lines[i].translate(ZEROS))
+            transport_s = batch.time_s(i)
             if shape.clock or transport_s is not None:
                 self.last = Line(batch.numbers[i], batch.lines[i], shape, transport_s)
                 return

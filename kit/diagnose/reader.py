@@ -17,19 +17,31 @@ BLOCK = 1 << 20         # bytes read at once
 LONGEST = 1 << 16       # bytes kept of one line; the rest of it is dropped
 ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
-_PLAIN = re.compile(rb'[{,] ?"MESSAGE" ?: ?"([^"]*)" ?[,}]')
+KERNEL = b'"kernel"'
+# A record of the journal, or of Docker, whose message is one line of text without other escapes than \\".
+_TEXT = re.compile(rb'"MESSAGE" ?: ?"([^"\\\n]*(?:\\"[^"\\\n]*)*)"[^\n]*')
+_DOCKER = re.compile(rb'\{"log" ?: ?"([^"\\\n]*(?:\\"[^"\\\n]*)*)(?:\\n)?", ?"stream" ?: ?"std[^\n]*')
 _STAMP = re.compile(rb'"__REALTIME_TIMESTAMP" ?: ?"(\d{1,19})"')
-_KERNEL = re.compile(rb'"SYSLOG_IDENTIFIER" ?: ?"kernel"')
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Lines of one block. `numbers` count newlines, as an editor does; `times_s` is the transport's own clock."""
+    """Lines of one block. `numbers` count newlines, as an editor does. `times_s`: the transport's own clock, or the
+    record that holds it; read through `time_s`."""
 
     numbers: Sequence[int]
     lines: list[bytes]
     text: bytes         # the lines, joined by newlines
-    times_s: Sequence[float | None] | None = None
+    times_s: Sequence[float | bytes | None] | None = None
+
+    def time_s(self, i: int) -> float | None:
+        """Of a line, seconds since the epoch."""
+        time_s = self.times_s[i] if self.times_s else None
+        if not isinstance(time_s, bytes):
+            return time_s
+        stamp = _STAMP.search(time_s)
+        return int(stamp[1]) / 1e6 if stamp else None
+
 
 def batches(stream: BinaryIO) -> Iterator[Batch]:
     """The stream's lines, block by block.
@@ -81,13 +93,13 @@ def _batch(whole: bytes, first: int) -> Batch:
     lines = whole.split(b"\n")
     if b"\r" not in whole and b"\n{" not in whole and whole[:1] != b"{":
         return Batch(range(first, first + len(lines)), lines, whole)
+    if (texts := _messages(whole, len(lines))) is not None:
+        return Batch(range(first, first + len(lines)), texts.split(b"\n"), texts, lines)
     taken, times, numbers = [], [], []
     for number, line in enumerate(lines, first):
-        if line[:1] == b"{" and b"\\" not in line and (found := _PLAIN.search(line)):
-            stamp = _STAMP.search(line)     # without a backslash no quote is inside a text
-            front = b"kernel: " if _KERNEL.search(line) else b""
-            taken.append(front + found[1])
-            times.append(int(stamp[1]) / 1e6 if stamp else None)
+        if line[:1] == b"{" and KERNEL not in line and (found := _kind(line).search(line)):
+            taken.append(found[1].replace(b'\\"', b'"'))
+            times.append(line)
             numbers.append(number)
             continue
         for time_s, piece in _records(line, None):
@@ -95,6 +107,20 @@ def _batch(whole: bytes, first: int) -> Batch:
             times.append(time_s)
             numbers.append(number)
     return Batch(numbers, taken, b"\n".join(taken), times)
+
+
+def _kind(text: bytes) -> re.Pattern[bytes]:
+    return _DOCKER if text[:6] == b'{"log"' else _TEXT
+
+
+def _messages(whole: bytes, count: int) -> bytes | None:
+    """The messages of `count` records, joined by newlines, where each is one line of text and no record is the
+    kernel's; None leaves the block to be read record by record. Inside a text every quote has a backslash before it, so
+    what looks like the name of a field is one; a match goes on to the end of its line, so each line has one."""
+    if whole[:1] != b"{" or whole.count(b"\n{") != count - 1 or KERNEL in whole or b"\r" in whole:
+        return None
+    texts = _kind(whole).findall(whole)
+    return b"\n".join(texts).replace(b'\\"', b'"') if len(texts) == count else None
 
 
 def _records(line: bytes, time_s: float | None) -> Iterator[tuple[float | None, bytes]]:

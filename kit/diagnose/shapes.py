@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from kit.diagnose.literals import needed
 from kit.diagnose.marks import Mark
 
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
 HEX = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 MOST = 16 << 20         # bytes of keys kept at once
-MANY = 50_000           # shapes after which lines are looked at less closely
+HEAD = 4                # bytes by which words are looked up
 READ = 4096             # bytes of a line in which marks are looked for
 
 WORK = ("decode", "prefill")
@@ -34,21 +35,6 @@ _CLOCK = re.compile(rb"^(00:00:00) ")
 _FRONT = re.compile(rb"^\s*(?:[\w.-]+ +\| |[\w.-]+ >> |[\w.@-]+\[0+\]: ?|(?:stdout|stderr) [FP] |\[rank0+\]: ?"
                     rb"|\((?P<actor>\w+)[^()\n]{0,40}pid=0+[^()\n]{0,40}\) )")
 _REQUEST = re.compile(rb"(?:\[\w+\] )?(?:Receive: |Finish: |Received request |Added request )")
-# One of these is in every line that a mark can match; a line with none of them is not searched further.
-WORDS = (" died", "%", "--", "accelerator", "accept", "address", "ailed", "allocat", "apture", "arch", "assert",
-         "atch", "attribute", "backend", "cache", "choice", "compile", "CRITICAL", "custom code", "device", "driver",
-         "EAGLE", "Errno", "erver", "Failure", "File \"", "Fmha", "found", "GGML", "GPUs", "index", "init", "Init",
-         "Interrupt", "is dead", "kernel", "killed", "killer", "listening", "llama", "LoRA", "memory", "module", "NaN",
-         "nccl", "NCCL", "No such", "not ", "oad", "oom", "ound", "parameter", "peculati", "Pipeline", "Port is",
-         "raceback", "raph", "requires", "reset", "resource_tracker", "restart", "restricted", "rror", "Shutting",
-         "SIGQUIT", "sigquit", "SIGTERM", "slot_", "smi ", "Spec v", "srcIndex", "status=", "supported", "synchronous",
-         "tart", "tensor", "throughput", "timed out", "topp", "Transformers", "tree_", "trust_remote_code", "unrec",
-         "Uvicorn", "verlap", "version", "vLLM", "vocab", "xcept", "Xid", "xit code", "xited", "xllama")
-_NEWS = re.compile("|".join(map(re.escape, WORDS)).encode())
-# A log of so many shapes is mostly prose (prompts, answers): what is searched is less, and quicker to find.
-_PLAIN_NEWS = re.compile(rb"CUDA|Capture|Decode batch|Engine|Error|Failed|Fatal|Health|Init |KV |Killed|Load |Main proc"
-                         rb"|NCCL|Prefill batch|SIG|SpecD|Sched|The server is|Traceback|Uvicorn|Xid|killed|oom"
-                         rb"|timed out|xception|xited")
 
 
 class Seen(NamedTuple):
@@ -83,17 +69,26 @@ class Shapes:
 
     def __init__(self, marks: Iterable[Mark]):
         self._marks = [(mark, mark.relaxed, mark.exact) for mark in marks]
+        self.words: dict[bytes, list[int]] = {}     # every line that a mark can match holds one: the marks to try then
+        for i, (_, relaxed, _) in enumerate(self._marks):
+            for word in needed(relaxed.pattern.decode()):
+                self.words.setdefault(word.encode(), []).append(i)
+        self._heads: dict[bytes, list[bytes]] = {}
+        for word in self.words:
+            self._heads.setdefault(word[:HEAD], []).append(word)
+        self._short = [head for head in self._heads if len(head) < HEAD]
         self.known: dict[bytes, Shape] = {}
+        self.learned = 0        # how often a key was not in `known`
         self._boring: dict[bytes, Shape] = {}
-        self._held = self._learned = 0
+        self._held = 0
 
     def learn(self, key: bytes) -> Shape:
         """The shape of a key that is not in `known`; puts it there."""
+        self.learned += 1
         coarse = key[:READ].translate(HEX)      # identifiers in hexadecimal are not news either
         if (shape := self._boring.get(coarse)) is not None:
             return shape
         shape = self._read(key[:READ])
-        self._learned += 1
         self._held += len(key) + len(coarse)
         if self._held > MOST:
             self.known.clear()
@@ -105,14 +100,17 @@ class Shapes:
         return shape
 
     def _read(self, text: bytes) -> Shape:
-        if not (_NEWS if self._learned < MANY else _PLAIN_NEWS).search(text):
+        heads = {text[i:i + HEAD] for i in range(len(text) - HEAD + 1)} & self._heads.keys()
+        heads.update(head for head in self._short if head in text)
+        tried = {i for head in heads for word in self._heads[head] if word in text for i in self.words[word]}
+        if not tried:
             return BORING
         clock, stamp, who, start, front = prefix(text)
         body = text[start:]
         if _REQUEST.match(body):
             return BORING
         seen = []
-        for mark, relaxed, exact in self._marks:
+        for mark, relaxed, exact in (self._marks[i] for i in sorted(tried)):
             if m := relaxed.search(body):
                 spans = tuple((a + start, b + start) if a >= 0 else (0, 0) for a, b in m.regs[1:])
                 seen.append(Seen(mark, spans, exact))
