@@ -31,6 +31,7 @@ ASKED = ("Id", "LoadState", "ActiveState", "SubState", "Result", "MainPID", "Exe
 # Units that others' processes live in: they did not start what runs below them for its own sake.
 HOSTS = ("ssh", "sshd", "dropbear", "cron", "crond", "docker", "containerd", "podman", "supervisor")
 SECRET = re.compile(r"(?i)(token|key|secret|password|passwd|pass)$")
+INVOCATION = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
 PIECE = 65536
 GAP = b"[specbook: the journal no longer has the lines before this one]"
 SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -274,16 +275,29 @@ class Journal:
     """Frames of a unit's journal. A cursor is the journal's own, with `~k` when k lines of an entry are told."""
 
     def __init__(self, scope: str, name: str, out: Out, cursor: str):
-        self.scope, self.name, self.out = scope, name, out
+        self.name, self.scope, self.out = name, scope, out
         self.at, _, told = cursor.partition("~")
         self.told = int(told or 0)
+        self.since = self.at
 
-    def command(self, invocation: str, *words: str) -> list[str]:
-        match = [w for f in ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
-                 for w in ("+", f"{f}={invocation}")][1:]
-        after = ["--cursor", self.at] if self.at else []
+    def command(self, *words: str, match: tuple[str, ...] = ()) -> list[str]:
+        after = ["--cursor", self.since] if self.since else []
         return ["journalctl", *scoped(self.scope), "--no-pager", "--quiet", "--output=json", "--all", *after, *words,
-                *match]
+                *(match or ("--unit", self.name))]
+
+    def begin(self, invocation: str) -> None:
+        """From the start of the present run on; of the last one where the unit is not loaded."""
+        if not invocation:
+            last = subprocess.run(self.command("--lines=1"), stdin=subprocess.DEVNULL, capture_output=True).stdout
+            with contextlib.suppress(ValueError, AttributeError):
+                entry = json.loads(last)
+                invocation = next((entry[f] for f in INVOCATION if entry.get(f)), "")
+        if invocation:
+            match = tuple(w for f in INVOCATION for w in ("+", f"{f}={invocation}"))[1:]
+            with subprocess.Popen(self.command(match=match), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as p:
+                with contextlib.suppress(ValueError, KeyError):
+                    self.since = json.loads(p.stdout.readline())["__CURSOR"]
+                p.kill()
 
     def emit(self, line: bytes, first: bool) -> None:
         try:
@@ -301,21 +315,21 @@ class Journal:
         for k, piece in enumerate(pieces[skip:], skip + 1):
             whole = k == len(pieces)
             self.at, self.told = cursor, 0 if whole else k
+            self.since = cursor
             self.out.frame(cursor if whole else f"{cursor}~{k}", when, piece)
 
     def kept(self) -> bool:
         words = ["journalctl", *scoped(self.scope), "--quiet", "--output=json", "--cursor", self.at, "--lines=1"]
         return self.at.encode() in subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).stdout
 
-    def there(self, invocation: str) -> None:
-        with subprocess.Popen(self.command(invocation), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as p:
+    def there(self) -> None:
+        with subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as p:
             for n, line in enumerate(p.stdout):
                 self.emit(line, n == 0)
 
-    def live(self, invocation: str) -> None:
-        """As it comes, until this run of the unit is over; then what is left of it."""
-        p = subprocess.Popen(self.command(invocation, "--follow", "--lines=all"), stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE)
+    def live(self) -> None:
+        """As it comes, through restarts, until the unit has ended."""
+        p = subprocess.Popen(self.command("--follow", "--lines=all"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         rest, first, asked = b"", True, 0.0
         try:
             while True:
@@ -330,28 +344,31 @@ class Journal:
                     continue
                 self.out.wait(0)
                 if time.monotonic() > asked + 0.5:
-                    asked, now = time.monotonic(), show(self.scope, self.name)
-                    if now["ActiveState"] not in ALIVE or now["InvocationID"] != invocation:
+                    asked = time.monotonic()
+                    if show(self.scope, self.name)["ActiveState"] not in ALIVE:
                         break
         finally:
             p.kill()
             p.wait()
             p.stdout.close()
-        self.there(invocation)
+
+    def settle(self) -> None:
+        """Journald is behind: what a service said last may not be in the journal when its end is known."""
+        done = subprocess.run(["journalctl", "--sync"], stdin=subprocess.DEVNULL, capture_output=True)
+        if done.returncode:                                 # only root may ask for it
+            self.out.wait(0.3)
 
     def follow(self, wait: bool) -> None:
-        while True:
-            now = show(self.scope, self.name)
-            if now.get("LoadState") == "not-found":
-                raise Refused(UNKNOWN, f"no unit {self.name} ({self.scope})")
-            invocation = now.get("InvocationID", "")
-            if invocation and wait and now["ActiveState"] in ALIVE:
-                self.live(invocation)
-            elif invocation:
-                self.there(invocation)
-            if not wait or show(self.scope, self.name)["ActiveState"] not in ALIVE:
-                return
-            self.out.wait(0.2)
+        now = show(self.scope, self.name)
+        if now.get("LoadState") == "not-found":
+            raise Refused(UNKNOWN, f"no unit {self.name} ({self.scope})")
+        if not self.at:
+            self.begin(now.get("InvocationID", ""))
+        if wait and now["ActiveState"] in ALIVE:
+            self.live()
+        if wait:
+            self.settle()
+        self.there()
 
 
 def message(said) -> bytes:
