@@ -21,6 +21,7 @@ from kit.supervisors.foreign import Foreign
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "")
 ANSWERS = {"sglang": ("/get_server_info",), "llamacpp": ("/props",), "vllm": ("/version",),
            "": ("/get_server_info", "/props")}
+ANSWER_S = 5.0              # a server that hangs is told, not waited for
 VERSION = 'exec "$1" -I -B -c "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))" "$2"'
 
 
@@ -113,7 +114,7 @@ def _answered(found: Found, host: Host) -> Found:
     """With what the server says of itself, where it is up, and its release."""
     at = asked(found)
     up = found.process is not None or found.where.startswith("port/")
-    info, status = {}, 0
+    info, status = {}, None
     for path in ANSWERS[at.engine] if up else ():
         info, status = _json(host, at.port, path)
         if info:
@@ -124,13 +125,13 @@ def _answered(found: Found, host: Host) -> Found:
         told = host.run(sh(VERSION, at.python, at.engine))
         version = told.text.strip() if told.exit == 0 else None
     port = found.port or (at.port if up else None)
-    return replace(found, info=info if "/version" not in ANSWERS[at.engine] else {}, served=served, port=port,
-                   version=version if isinstance(version, str) else None, asks_key=status in (401, 403))
+    return replace(found, info=info, served=served, port=port, status=status,
+                   version=version if isinstance(version, str) else None)
 
 
 def _json(host: Host, port: int, path: str) -> tuple[dict[str, Any], int]:
     """(the JSON object it answers, {} for anything else; the status)."""
-    answer = host.http(port, path)
+    answer = host.http(port, path, timeout_s=ANSWER_S)
     try:
         said = json.loads(answer.body) if answer.status == 200 else {}
     except ValueError:

@@ -30,7 +30,7 @@ from kit.errors import KitError, PlanError, SpecError
 from kit.following import recent, state
 from kit.lint import lint
 from kit.masking import masked, masked_words, secret_name
-from kit.seams import Supervisor, Unit
+from kit.seams import Http, Supervisor, Unit
 from kit.spec import Experiment
 from kit.supervisors import supervisor
 from kit.supervisors.foreign import for_jobs
@@ -430,7 +430,7 @@ def running(tmp_path, *flags, env=None, output=None):
                                         **(env or {})})
     try:
         host, end = LocalHost(tmp_path / "looking"), time.monotonic() + 20
-        while host.http(port, "/health").status != 200:
+        while host.http(port, "/health").status not in (200, 503):
             assert process.poll() is None and time.monotonic() < end, (tmp_path / "server.log").read_text()[-2000:]
             time.sleep(0.05)
         yield process.pid, port
@@ -568,3 +568,11 @@ def test_a_unit_that_is_not_there_or_may_not_be_read_is_named(played):
     played.show(FragmentPath="/nowhere/x.service")
     with pytest.raises(PlanError, match="/nowhere/x.service cannot be read"):
         kit.adopt(played, "sglang-k26-eagle3")
+
+
+@pytest.mark.parametrize("fault, said", [("503", "adopt-no-answer"), ("401", "adopt-asks-key")])
+def test_a_server_that_tells_nothing_is_known_by_its_command(tmp_path, local, monkeypatch, fault, said):
+    monkeypatch.setattr(local, "http", lambda *a, **k: Http(int(fault)))
+    with running(tmp_path) as (pid, _):
+        it = kit.adopt(local, pid=pid)
+        assert said in ids(it.report) and it.experiment.target.ref == MODEL

@@ -37,7 +37,7 @@ class Found:
     unit     None where no systemd unit keeps it
     info     answer of /server_info (SGLang) or /props (llama.cpp); {} where there was none
     served   answer of /v1/models
-    asks_key the server refused to tell without a key
+    status   of the server's answer: 0, nobody listened; None, it was not asked
     """
 
     host: str
@@ -52,7 +52,7 @@ class Found:
     state: Mapping[str, str] = field(default_factory=dict, repr=False)
     user: str = ""              # who logs in there
     python: str = "python3"
-    asks_key: bool = False
+    status: int | None = None
 
     @property
     def scope(self) -> str:

@@ -198,9 +198,13 @@ def noticed(found: Found, started: Launched, it: Reading, secret: list[str]) -> 
     if found.state.get("NeedDaemonReload") == "yes":
         say("adopt-reload", "warn", "the unit's file was changed after systemd read it", "what was read is the file",
             "systemctl daemon-reload, by its owner")
-    if found.asks_key:
+    if found.status in (401, 403):
         say("adopt-asks-key", "warn", "the server answers only with a key, and the kit has none of it",
             "it can be followed, not measured", "its owner can let 127.0.0.1 in without one")
+    elif found.status is not None and not found.info:
+        say("adopt-no-answer", "unknown", f"port {it.serve.get('port') or found.port} tells nothing of the server (" +
+            (f"HTTP {found.status}" if found.status else "no answer") + ")",
+            "it is loading, hangs, or is another program: only its command is known", "adopt it again once it answers")
     if found.process and found.process.environ is None:
         say("adopt-environment", "unknown", f"the environment of pid {found.process.pid} may not be read",
             "variables from its login or an EnvironmentFile are missing", "connect as its user, or as root")
