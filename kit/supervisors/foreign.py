@@ -31,6 +31,7 @@ class Foreign(Shipped):
 
     name = "foreign"
     shipped = ()
+    cursor = r"s=[0-9a-f]+;[a-z0-9=;]+(~\d+)?|\d+\.\d+"     # the journal's, ~k: k lines of an entry told; inode.offset
     ours = False
 
     def __init__(self, where: str = ""):
@@ -102,11 +103,6 @@ class Foreign(Shipped):
         """`<cursor> <time_s> <raw>`, secrets masked: SGLang logs its whole command."""
         plain = super().parse_line(line)
         return LogLine(plain.cursor, plain.time_s, masked(plain.text))
-
-    def check_cursor(self, cursor: str) -> None:
-        """The journal's own, `~k` when k lines of an entry are told; or `inode.offset` of a file."""
-        if not re.fullmatch(r"s=[0-9a-f]+;[a-z0-9=;]+(~\d+)?|\d+\.\d+", cursor):
-            raise ValueError("no cursor of the journal, nor of a file")
 
 
 def for_jobs(exp: Experiment) -> Experiment:
