@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from kit.attach import Adopted, Found, Process, adopted, asked
+from kit.attach import Adopted, Asked, Found, Process, adopted, asked
 from kit.attach.found import ENGINE_VARIABLES
+from kit.attach.launched import launched
 from kit.attach.unitfile import parse
 from kit.command import sh
 from kit.engines import service
-from kit.errors import ParseError, PlanError, SpecError
+from kit.errors import CommandTimeout, ParseError, PlanError, SpecError
+from kit.masking import masked
 from kit.seams import Host
 from kit.spec import Experiment
-from kit.supervisors.foreign import Foreign
+from kit.supervisors.foreign import UNIT, Foreign
 
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "")
 ANSWERS = {"sglang": ("/get_server_info",), "llamacpp": ("/props",), "vllm": ("/version",),
            "": ("/get_server_info", "/props")}
 ANSWER_S = 5.0              # a server that hangs is told, not waited for
-VERSION = 'exec "$1" -I -B -c "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))" "$2"'
+# What pip noted beside the package. Nothing of theirs is run, which may be another user's: we may be root.
+RELEASE = """for lib in "$1"/lib "$1"/local/lib; do for found in "$lib"/python3*/*-packages/"$2"-*.dist-info; do
+[ ! -d "$found" ] || basename "$found" .dist-info; done; done"""
 
 
 def adopt(host: Host, unit: str = "", *, pid: int | None = None, url: str = "", scope: str = "system",
@@ -46,7 +49,11 @@ def adopt(host: Host, unit: str = "", *, pid: int | None = None, url: str = "", 
         raise SpecError(f"scope {scope!r}", where="kit.adopt", next='it is "system" or "user"')
     port = _port(url, host) if url else None
     if unit:
-        which = ("--unit", unit if unit.endswith(".service") else f"{unit}.service", "--scope", scope)
+        full = unit if unit.endswith(".service") else f"{unit}.service"
+        if not UNIT.fullmatch(full):
+            raise SpecError(f"{unit[:80]!r} is no name of a service unit", next="one reads sglang.service or sglang@0; "
+                            "other characters as systemd-escape writes them")
+        which = (f"--unit={full}", "--scope", scope)
     else:
         which = ("--pid", str(pid)) if pid is not None else ("--port", str(port))
     found = _answered(_read(host, python, which, port), host)
@@ -75,12 +82,12 @@ def _port(url: str, host: Host) -> int:
         there = urlsplit(url if "://" in url else f"http://{url}")
         name, port, port_default = there.hostname or "", there.port, {"http": 80, "https": 443}.get(there.scheme)
     except ValueError:
-        raise SpecError(f"no address: {url[:80]}", next="one reads http://127.0.0.1:30000") from None
+        raise SpecError(f"no address: {masked(url[:80])}", next="one reads http://127.0.0.1:30000") from None
     if name not in HERE and name not in (host.name, host.name.partition("@")[2].partition(":")[0]):
         raise SpecError(f"{name} is not this host: a service is read where it runs", where=host.name,
                         next=f'kit.adopt(kit.connect("{name}"), url="http://127.0.0.1:{port or port_default}")')
     if not (port or port_default):
-        raise SpecError(f"no port in {url[:80]}", next="one reads http://127.0.0.1:30000")
+        raise SpecError(f"no port in {masked(url[:80])}", next="one reads http://127.0.0.1:30000")
     return port or port_default
 
 
@@ -88,26 +95,50 @@ def _read(host: Host, python: str, which: tuple[str, ...], port: int | None) -> 
     variables = ",".join((*ENGINE_VARIABLES, "SPECBOOK_UNIT"))
     result = Foreign().explain(host.run(Foreign.program(python, "look", *which, "--variables", variables)))
     try:
-        said = json.loads(result.stdout)
-        unit, runs, where = said["unit"], said["process"], f"port/{port}"
-        process = Process(runs["pid"], runs["start"], tuple(runs["argv"]), runs["environ"], runs["cwd"], runs["user"]) \
-            if runs else None
+        raw = json.loads(result.stdout)
+        said = _readable(raw)
+        unit, where = said["unit"], f"port/{port}"
+        process = _server([Process(p["pid"], p["start"], tuple(p["argv"]), p["environ"], p["cwd"], p["user"],
+                                   bool(p["container"])) for p in said["processes"]])
     except (ValueError, TypeError, KeyError) as e:      # what it said may hold secrets: it is not shown
         raise ParseError(f"what was read of the service was not understood ({type(e).__name__})", where=host.name,
                          next="look for a login message on stdout of a plain ssh command") from None
+    closed = [f for f in unit["files"] if f[1] is None] if unit else []
+    if closed and which[0].startswith("--unit"):
+        raise PlanError(f"{closed[0][0]} cannot be read: {closed[0][2]}", where=host.name,
+                        next="connect as a user who may, or adopt it by its pid")
+    if port and not unit and process and not _serves(process):
+        process = None                  # somebody who passes on what comes to the port: docker-proxy, nginx
     if process:
         where = f"pid/{process.pid}-{process.start}"
     parsed = None
-    if unit:
+    if unit and not closed:
         where = f"{unit['scope']}/{unit['name']}"
-        closed = [f for f in unit["files"] if f[1] is None]
-        if closed:
-            raise PlanError(f"{closed[0][0]} cannot be read: {closed[0][2]}", where=host.name,
-                            next="connect as a user who may, or adopt it by its pid")
         manager = ("root", "/root") if unit["scope"] == "system" else (said["user"], said["home"])
         parsed = parse([text for _, text, *_ in unit["files"]], unit["name"], manager)
     return Found(host.name, host.root, where, parsed, process, port=port, user=host.user, python=python,
-                 state=unit["state"] if unit else {})
+                 state=unit["state"] if parsed else {}, odd_bytes=said != raw)
+
+
+def _readable(value: Any) -> Any:
+    """Bytes that are not UTF-8 as \\xNN: neither a config nor a notebook can hold them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {_readable(k): _readable(v) for k, v in value.items()}
+    return [_readable(v) for v in value] if isinstance(value, list) else value
+
+
+def _server(processes: list[Process]) -> Process | None:
+    """The one that serves, nearest to the top; a script may have started it. The top itself where none does."""
+    return next((p for p in processes if _serves(p)), processes[0] if processes else None)
+
+
+def _serves(process: Process) -> bool:
+    try:
+        return bool(launched(process.argv))
+    except SpecError:
+        return False
 
 
 def _answered(found: Found, host: Host) -> Found:
@@ -120,18 +151,26 @@ def _answered(found: Found, host: Host) -> Found:
         if info:
             break
     served, _ = _json(host, at.port, "/v1/models") if info else ({}, 0)
-    version = info.get("version")
-    if not version and at.engine != "llamacpp" and re.search("/", at.python):
-        told = host.run(sh(VERSION, at.python, at.engine))
-        version = told.text.strip() if told.exit == 0 else None
+    version = info.get("version") or _release(host, at)
     port = found.port or (at.port if up else None)
     return replace(found, info=info, served=served, port=port, status=status,
                    version=version if isinstance(version, str) else None)
 
 
+def _release(host: Host, at: Asked) -> str | None:
+    """As pip noted it in the environment; None where it did not, or where there are several."""
+    if not at.environment or at.engine == "llamacpp":
+        return None
+    told = set(host.run(sh(RELEASE, at.environment, at.engine)).text.split())
+    return told.pop().partition("-")[2] if len(told) == 1 else None
+
+
 def _json(host: Host, port: int, path: str) -> tuple[dict[str, Any], int]:
-    """(the JSON object it answers, {} for anything else; the status)."""
-    answer = host.http(port, path, timeout_s=ANSWER_S)
+    """(the JSON object it answers, {} for anything else; the status, 0 where it gave no answer in time)."""
+    try:
+        answer = host.http(port, path, timeout_s=ANSWER_S)
+    except CommandTimeout:
+        return {}, 0
     try:
         said = json.loads(answer.body) if answer.status == 200 else {}
     except ValueError:

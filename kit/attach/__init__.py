@@ -10,6 +10,7 @@ written, in `engine.args`. `differences` holds what the kit would render against
 from __future__ import annotations
 
 import html
+import posixpath
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,9 +20,11 @@ from kit.attach.flags import Flags
 from kit.attach.found import Found, Process
 from kit.findings import Finding, Report
 from kit.lint import ENGINES, lint
+from kit.lint.flags import known_versions
+from kit.lint.versions import show
 from kit.spec import Experiment
 
-__all__ = ["Adopted", "Found", "Process", "adopted", "asked"]
+__all__ = ["Adopted", "Asked", "Found", "Process", "adopted", "asked"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ class Adopted:
 
     @cached_property
     def lint(self) -> Report:
-        """The command as found, with its environment and its user, judged for its release."""
+        """The command as found, with its environment and its user, judged for its release, or the newest read."""
         exp = self.experiment
         if exp.engine.name not in ENGINES:
             unknown = Finding("engine", "unknown", f"no rules for the flags of {exp.engine.name}")
             return Report((unknown,), exp.engine.release)
-        return lint(exp.engine.name, exp.engine.version or "", [self.command])
+        newest = show(list(known_versions(exp.engine.name))[-1])
+        return lint(exp.engine.name, exp.engine.version or newest, [self.command])
 
     @property
     def words(self) -> str:
@@ -102,10 +106,10 @@ def adopted(found: Found, name: str = "") -> Adopted:
 
 @dataclass(frozen=True)
 class Asked:
-    """Where a server answers, and what runs it. engine, python: "" where nothing tells."""
+    """Where a server answers, and the folder its packages are installed in; "" where nothing tells."""
 
     engine: str
-    python: str
+    environment: str
     port: int
 
 
@@ -115,7 +119,9 @@ def asked(found: Found) -> Asked:
         return Asked("", "", found.port)
     started, _ = making.command(found, [])
     port = Flags(started.engine, None, started.flags).look("--port")
-    return Asked(started.engine, started.python,
+    folder = posixpath.dirname(posixpath.dirname(started.python)) if started.python.startswith("/") else \
+        started.launch.get("conda", "")
+    return Asked(started.engine, "" if making.contained(found, started) else folder,
                  found.port or (int(port) if port and port.isdigit() else making.PORTS[started.engine]))
 
 

@@ -18,7 +18,8 @@ ENGINE_VARIABLES = ("CUDA_", "NCCL_", "SGL", "VLLM_", "LLAMA_", "GGML_", "OMP_",
 class Process:
     """A process as /proc shows it. start: clock ticks after boot; with the pid it names one process.
 
-    environ   only what an engine reads; None where we may not look
+    environ    only what an engine reads; None where we may not look
+    container  it runs in one, and the kit outside of it: its paths are not the host's
     """
 
     pid: int
@@ -27,6 +28,7 @@ class Process:
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     cwd: str = ""
     user: str = ""
+    container: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Found:
     unit     None where no systemd unit keeps it
     info     answer of /server_info (SGLang) or /props (llama.cpp); {} where there was none
     served   answer of /v1/models
-    status   of the server's answer: 0, nobody listened; None, it was not asked
+    status   of the server's answer: 0, there was none; None, it was not asked
+    odd_bytes   some of it was no UTF-8, and stands here as \\xNN
     """
 
     host: str
@@ -53,6 +56,7 @@ class Found:
     user: str = ""              # who logs in there
     python: str = "python3"
     status: int | None = None
+    odd_bytes: bool = False
 
     @property
     def scope(self) -> str:

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from kit.errors import SpecError
-from kit.launch import ACTIVATE
+from kit.launch import ACTIVATE, Numactl
 from kit.lint.pasted import ASSIGNMENT, unwrap
 from kit.masking import masked_words
 
 LLAMA = ("llama-server", "llamacpp_server.py")
+CONTAINERS = ("docker", "podman", "nerdctl")
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"^(python|pypy)[0-9.]*$")
 NUMACTL = {"-N": "cpunodebind", "--cpunodebind": "cpunodebind", "-m": "membind", "--membind": "membind"}
@@ -26,6 +29,7 @@ class Launched:
     python   the interpreter, as written; "" where there is none (llama-server)
     launch   fields of `kit.launch.Launch`
     notes    what stands before the server and is not carried
+    contained  a container runtime starts it
     """
 
     engine: str
@@ -35,6 +39,7 @@ class Launched:
     env: dict[str, str] = field(default_factory=dict)
     launch: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    contained: bool = False
 
 
 def launched(argv: Sequence[str]) -> Launched:
@@ -67,7 +72,8 @@ def launched(argv: Sequence[str]) -> Launched:
     if conda or launch.get("conda"):
         launch["conda"] = conda or launch["conda"]
     notes += [f"not carried, what stands before the server: {' '.join(masked_words(left))}"] if left else []
-    return Launched(engine, tuple(flags), python, _program(rest), env, launch, tuple(notes))
+    contained = any(os.path.basename(w) in CONTAINERS for w in left)
+    return Launched(engine, tuple(flags), python, _program(rest), env, launch, tuple(notes), contained)
 
 
 def _script(words: list[str]) -> list[str] | None:
@@ -123,8 +129,12 @@ def _before(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     while i < len(words):
         base = os.path.basename(words[i])
         if base == "numactl":
-            nodes, i = _options(words, i + 1, NUMACTL)
-            launch["numactl"] = nodes
+            nodes, end = _options(words, i + 1, NUMACTL)
+            if _has_fields_for(words[i + 1:end], nodes):
+                launch["numactl"] = nodes
+            else:
+                left += words[i:end]
+            i = end
         elif base in ("conda", "mamba", "micromamba") and words[i + 1:i + 2] == ["run"]:
             installed = os.path.dirname(os.path.dirname(words[i]))
             named, i = _options(words, i + 2, {"-n": "name", "--name": "name", "-p": "folder", "--prefix": "folder"})
@@ -135,6 +145,15 @@ def _before(words: list[str]) -> tuple[dict[str, Any], list[str]]:
             left.append(words[i])
             i += 1
     return launch, left
+
+
+def _has_fields_for(options: list[str], nodes: dict[str, str]) -> bool:
+    """Whether `Numactl` can hold all that numactl was told."""
+    try:
+        Numactl(**nodes)
+    except ValidationError:
+        return False
+    return all(word.partition("=")[0] in NUMACTL for word in options if word.startswith("-"))
 
 
 def _options(words: list[str], i: int, known: dict[str, str]) -> tuple[dict[str, str], int]:

@@ -90,10 +90,11 @@ def experiment(found: Found, started: Launched, it: Reading, env: dict[str, str]
     if threads and 1 <= threads <= 512:
         env.pop("OMP_NUM_THREADS", None)
     python = started.python
-    if started.engine == "sglang" and not python:
-        python = "python3"
-        said.append(Finding("adopt-python", "unknown", "its interpreter is not known; python3 stands in its place",
-                            "its process could not be read", "set engine.python before the kit serves it itself"))
+    if started.engine == "sglang" and not python.startswith("/") and "conda" not in started.launch:
+        python = python or "python3"
+        said.append(Finding("adopt-python", "unknown", f"its interpreter is known as {python} alone",
+                            "which one that is, its own PATH tells", "set engine.python before the kit serves it "
+                            "itself"))
     arm = "as-found" if it.by_hand else "baseline" if it.spec.algorithm == "none" else it.spec.algorithm
     data: dict[str, Any] = {
         "name": name or _name(found, it),
@@ -161,6 +162,10 @@ def _source(path: str, found: Found, revision: str, said: list[Finding]) -> str:
                     where=f"{found.host}: {found.where}", next="adopt it while it runs: its process tells where it is")
 
 
+def contained(found: Found, started: Launched) -> bool:
+    return started.contained or bool(found.process and found.process.container)
+
+
 def noticed(found: Found, started: Launched, it: Reading, secret: list[str]) -> list[Finding]:
     """What is not carried, and what only the host can tell."""
     unit, out = found.unit, []
@@ -184,6 +189,13 @@ def noticed(found: Found, started: Launched, it: Reading, secret: list[str]) -> 
     if "--config" in it.flags.left:
         say("adopt-config-file", "unknown", "flags in its --config file were not read",
             "they count beside those of the command", "kit.lint.lint(…, config=text) judges them")
+    if contained(found, started):
+        say("adopt-container", "unknown", "it runs in a container: its paths are those in there, and so is its port",
+            "what it is given from outside (volumes, -p, GPUs) is in the runtime, not in the command",
+            "where the port differs: kit.adopt(host, url=…); name host paths before the kit serves it itself")
+    if found.odd_bytes:
+        say("adopt-bytes", "unknown", "some of what was read is no UTF-8, and is shown as \\xNN",
+            "no config can hold such a name", "followed and measured it can be; to serve it, rename what it names")
     if unit:
         for path in unit.env_files:
             say("adopt-environment-file", "warn", f"EnvironmentFile={path} was named, not read",

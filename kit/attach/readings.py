@@ -18,7 +18,7 @@ from kit.engines import engine
 from kit.engines.sglang.flags import TYPES as SGLANG
 from kit.errors import SpecError
 from kit.findings import Finding
-from kit.masking import VALUE, secret_flag
+from kit.masking import masked, secret_flag
 from kit.spec import Serve, Spec
 
 SPECULATIVE = ("--speculative-algorithm", "--speculative-num-steps", "--speculative-eagle-topk",
@@ -72,7 +72,7 @@ class Reading:
             flag = group.words[0].partition("=")[0]
             named = secret_flag(flag) or secret_flag(group.name)
             if (named and (group.values or len(group.words) > 1 or "=" in group.words[0])) \
-                    or any(VALUE.search(word) for word in group.words):
+                    or any(masked(word) != word for word in group.words):
                 self.secrets.append(group.name or flag)
             else:
                 kept.append(group)

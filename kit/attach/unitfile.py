@@ -16,8 +16,11 @@ from kit.errors import SpecError
 ESCAPE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", '"': '"',
           "'": "'", "s": " "}
 NUMBERED = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3})")
+ALONE = re.compile(r"(\\)?;(?=[ \t\r\n]|$)")
+END = "\0"                 # between two commands of a line; no word can hold it
 PREFIXES = "@-:+!|"
 BLANK = " \t\r\n"          # of systemd; what Unicode takes for a blank is a letter here
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SPAN = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0, "hr": 3600.0}
 
@@ -45,7 +48,7 @@ class UnitFile:
     @property
     def stop_s(self) -> float | None:
         """TimeoutStopSec= in seconds; None where it is not stated, or infinite."""
-        return seconds(self.last("Service.TimeoutStopSec"))
+        return seconds(self.last("Service.TimeoutStopSec", self.last("Service.TimeoutSec")))
 
 
 def parse(texts: str | Sequence[str], name: str = "", manager: tuple[str, str] = ("root", "/root")) -> UnitFile:
@@ -70,7 +73,7 @@ def parse(texts: str | Sequence[str], name: str = "", manager: tuple[str, str] =
     for value in settings.get("Service.Environment", ()):
         for word in words(value, name):
             variable, equals, content = said.replaced(word).partition("=")
-            if equals:
+            if equals and VARIABLE_NAME.fullmatch(variable):     # systemd passes over what is no name
                 env[variable] = content
     for value in settings.get("Service.UnsetEnvironment", ()):
         for word in words(value, name):
@@ -84,7 +87,7 @@ def assignments(text: str) -> list[tuple[str, str]]:
     """("Section.Key", value) of every line, continued ones joined; comments between them are passed over."""
     out: list[tuple[str, str]] = []
     section, held = "", ""
-    for line in text.split("\n"):
+    for line in text.removeprefix("\ufeff").split("\n"):
         line = line.rstrip("\r")
         if line.lstrip(BLANK).startswith(("#", ";")):
             continue
@@ -101,8 +104,10 @@ def assignments(text: str) -> list[tuple[str, str]]:
     return out
 
 
-def words(value: str, where: str = "") -> list[str]:
+def words(value: str, where: str = "", commands: bool = False) -> list[str]:
     r"""Split as systemd does: quotes are removed wherever they stand, C escapes are read inside and outside of them.
+
+    commands   a `;` that stands alone, not quoted, is `END`; a `\;` is a word
 
     >>> words(r'"a b" c\x20d e"f g"')
     ['a b', 'c d', 'ef g']
@@ -111,6 +116,10 @@ def words(value: str, where: str = "") -> list[str]:
     word: str | None = None
     quote, i = "", 0
     while i < len(value):
+        if commands and word is None and (alone := ALONE.match(value, i)):
+            out.append(";" if alone[1] else END)
+            i = alone.end()
+            continue
         c = value[i]
         i += 1
         if c == "\\":
@@ -125,13 +134,18 @@ def words(value: str, where: str = "") -> list[str]:
             quote, word = c, word or ""
         elif c in BLANK:
             if word is not None:
-                out.append(word)
+                out.append(_joined(word))
             word = None
         else:
             word = (word or "") + c
     if quote:
         raise SpecError(f"a quote {quote} is not closed", where=where or value[:60], next="mend the unit on the host")
-    return out if word is None else [*out, word]
+    return out if word is None else [*out, _joined(word)]
+
+
+def _joined(word: str) -> str:
+    """Bytes that were written as escapes, put together; what is no UTF-8 then stays readable as \\xNN."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _escape(value: str, i: int) -> tuple[str, int]:
@@ -140,9 +154,11 @@ def _escape(value: str, i: int) -> tuple[str, int]:
         return "\\", i
     numbered = NUMBERED.match(value, i)
     if numbered:
-        digits = numbered[1] or numbered[2] or numbered[3]
-        code = int(digits, 16) if digits else int(numbered[4], 8)
-        if code and code < 0x110000:
+        byte, letter = numbered[1] or numbered[4], numbered[2] or numbered[3]
+        code = int(letter, 16) if letter else int(byte, 16 if numbered[1] else 8)
+        if byte and 0x80 <= code <= 0xff:
+            return chr(0xdc00 + code), numbered.end()       # one byte of a letter, see _joined
+        if code and code < 0x110000 and not 0xd800 <= code < 0xe000:
             return chr(code), numbered.end()
     return ESCAPE.get(value[i], "\\" + value[i]), i + 1
 
@@ -155,7 +171,7 @@ class Specifiers:
         prefix, _, instance = base.partition("@")
         self.known = {"%": "%", "u": manager[0], "h": manager[1]}
         if name:
-            self.known |= {"n": name, "N": base, "p": prefix, "i": instance, "I": instance.replace("-", "/")}
+            self.known |= {"n": name, "N": base, "p": prefix, "i": instance, "I": _unescaped(instance)}
         self.unknown: list[str] = []
 
     def replaced(self, word: str) -> str:
@@ -166,17 +182,22 @@ class Specifiers:
         return re.sub(r"%([A-Za-z%])", one, word)
 
 
+def _unescaped(name: str) -> str:
+    """As systemd-escape --unescape: - is /, and \\xNN a byte."""
+    return _joined(re.sub(r"\\x([0-9a-f]{2})", lambda found: _escape(found[0][1:], 0)[0], name.replace("-", "/")))
+
+
 def _commands(value: str, env: dict[str, str], said: Specifiers, name: str) -> list[tuple[str, ...]]:
     """argv of one ExecStart= line; `;` as a word of its own separates several."""
     value, marks = value.lstrip(BLANK), ""
     while value and value[0] in PREFIXES:
         marks, value = marks + value[0], value[1:].lstrip(BLANK)
     out: list[list[str]] = [[]]
-    for word in words(value, name):
-        if word == ";":
+    for word in words(value, name, commands=True):
+        if word == END:
             out.append([])
             continue
-        word = said.replaced(";" if word == "\\;" else word)
+        word = said.replaced(word)
         out[-1] += [word] if ":" in marks or not out[-1] else _expanded(word, env, said)
     if "@" in marks and len(out[0]) > 1:
         del out[0][1]                               # the second word is the name the program is told, argv[0]

@@ -33,6 +33,7 @@ HOSTS = ("ssh", "sshd", "dropbear", "cron", "crond", "docker", "containerd", "po
 SECRET = re.compile(r"(?i)(token|key|secret|password|passwd|pass)$")
 INVOCATION = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
 PIECE = 65536
+MOST = 32               # processes that are told of one service
 GAP = b"[specbook: the journal no longer has the lines before this one]"
 SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -137,12 +138,32 @@ def server_of(pid: int) -> int:
     return pid
 
 
+def container(pid: int) -> str:
+    """The id that every container runtime gives a process's cgroup; "" outside of one, and in the one we are in."""
+    found = []
+    for one in (str(pid), "self"):
+        with contextlib.suppress(OSError):
+            found.append(re.findall(rb"[0-9a-f]{64}", read(f"/proc/{one}/cgroup"))[-1:])
+    return found[0][0].decode() if len(found) == 2 and found[0] and found[0] != found[1] else ""
+
+
 def process(pid: int, prefixes: list[str]) -> dict | None:
     start = started(pid)
     if start is None:
         return None
     return {"pid": pid, "start": start, "argv": cmdline(pid), "environ": environment(pid, prefixes),
-            "cwd": link(f"/proc/{pid}/cwd"), "user": owner(pid)}
+            "cwd": link(f"/proc/{pid}/cwd"), "user": owner(pid), "container": container(pid)}
+
+
+def tree(top: int) -> list[int]:
+    """The process and those below it, the nearest first: a wrapper's server is one of its children."""
+    children: dict[int, list[int]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        children.setdefault(parent(pid), []).append(pid)
+    found = [top]
+    for pid in found:
+        found += sorted(children.get(pid, ()))
+    return found[:MOST]
 
 
 # -------------------------------------------------------------------- systemd
@@ -156,7 +177,7 @@ def scoped(scope: str) -> list[str]:
 
 def show(scope: str, unit: str) -> dict[str, str]:
     """systemctl show; Refused where systemd cannot be asked."""
-    words = ["systemctl", *scoped(scope), "show", "--no-pager", unit, "--property", ",".join(ASKED)]
+    words = ["systemctl", *scoped(scope), "show", "--no-pager", "--property", ",".join(ASKED), "--", unit]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except FileNotFoundError:
@@ -207,7 +228,7 @@ def unit(scope: str, name: str) -> dict:
 
 def look(args: argparse.Namespace) -> dict:
     prefixes = args.variables.split(",")
-    out: dict = {"unit": None, "process": None, "home": os.path.expanduser("~"), "user": owner(os.getpid())}
+    out: dict = {"unit": None, "processes": [], "home": os.path.expanduser("~"), "user": owner(os.getpid())}
     pid = args.pid
     if args.port is not None:
         if not listening(args.port):
@@ -222,9 +243,9 @@ def look(args: argparse.Namespace) -> dict:
         with contextlib.suppress(Refused):
             out["unit"] = unit(*found) if found else None
     if pid is not None:
-        out["process"] = process(pid, prefixes)
-        if args.pid is not None and out["process"] is None:
-            raise Refused(UNKNOWN, f"no process {args.pid}")
+        out["processes"] = [found for one in tree(pid) if (found := process(one, prefixes))]
+        if args.pid is not None and not out["processes"]:
+            raise Refused(UNKNOWN, f"no process {args.pid}, or none that you may see")
     return out
 
 
@@ -283,7 +304,7 @@ class Journal:
     def command(self, *words: str, match: tuple[str, ...] = ()) -> list[str]:
         after = ["--cursor", self.since] if self.since else []
         return ["journalctl", *scoped(self.scope), "--no-pager", "--quiet", "--output=json", "--all", *after, *words,
-                *(match or ("--unit", self.name))]
+                *(match or (f"--unit={self.name}",))]
 
     def begin(self, invocation: str) -> None:
         """From the start of the present run on; of the last one where the unit is not loaded."""

@@ -19,7 +19,8 @@ from kit.spec import Experiment
 from kit.supervisors import EXITS, Shipped, process
 
 PROGRAM = "foreign_unit.py"
-WHERE = re.compile(r"^(system|user)/[A-Za-z0-9:_.@\\-]+\.service$|^pid/\d+-\d+$|^port/\d+$")
+UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]+\.service")
+WHERE = re.compile(rf"(system|user)/{UNIT.pattern}|pid/\d+-\d+|port/\d+")
 
 
 class Foreign(Shipped):
@@ -39,7 +40,7 @@ class Foreign(Shipped):
 
     def at(self, where: str) -> Foreign:
         """The same for one service; SpecError where it names none."""
-        if not WHERE.match(where):
+        if not WHERE.fullmatch(where):
             raise SpecError(f"host.supervisor: foreign:{where} names no service", where="foreign", next="kit.adopt "
                             "writes it; one reads foreign:system/x.service, foreign:pid/4242-98765, foreign:port/30000")
         return Foreign(where)
@@ -51,12 +52,10 @@ class Foreign(Shipped):
                         f"{what} it", where=f"host.supervisor foreign:{self.where}",
                         next=f"its owner can ({tell}); for a service of your own: host.supervisor: systemd or process")
 
-    def unfit(self, now: Any) -> tuple[str, str] | None:
-        """Where nobody listens there is nothing to adopt, and the kit starts nothing of others'."""
-        if now.port_holder is None:
-            return (f"it is not ours, and nobody listens on port {now.port}: the kit does not start it",
-                    "wait for it, or ask its owner; for a service of your own: host.supervisor: systemd or process")
-        return None
+    def unfit(self, now: Any) -> tuple[str, str]:
+        """The kit starts nothing of others', whether it is up or not."""
+        return ("it is not ours: the kit follows and measures it, and never starts it",
+                "kit.follow and kit.bench; for a service of your own: host.supervisor: systemd or process")
 
     def install(self, unit: Unit, root: str, user: str) -> dict[str, bytes]:
         self._not_ours("writes")
