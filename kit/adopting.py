@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from kit.attach import Adopted, Asked, Found, Process, adopted, asked
 from kit.attach.found import ENGINE_VARIABLES
-from kit.attach.launched import launched
+from kit.attach.launched import serves
 from kit.attach.unitfile import parse
 from kit.command import sh
 from kit.engines import service
@@ -107,7 +107,7 @@ def _read(host: Host, python: str, which: tuple[str, ...], port: int | None) -> 
     if closed and which[0].startswith("--unit"):
         raise PlanError(f"{closed[0][0]} cannot be read: {closed[0][2]}", where=host.name,
                         next="connect as a user who may, or adopt it by its pid")
-    if port and not unit and process and not _serves(process):
+    if port and not unit and process and not serves(process.argv):
         process = None                  # somebody who passes on what comes to the port: docker-proxy, nginx
     if process:
         where = f"pid/{process.pid}-{process.start}"
@@ -131,14 +131,7 @@ def _readable(value: Any) -> Any:
 
 def _server(processes: list[Process]) -> Process | None:
     """The one that serves, nearest to the top; a script may have started it. The top itself where none does."""
-    return next((p for p in processes if _serves(p)), processes[0] if processes else None)
-
-
-def _serves(process: Process) -> bool:
-    try:
-        return bool(launched(process.argv))
-    except SpecError:
-        return False
+    return next((p for p in processes if serves(p.argv)), processes[0] if processes else None)
 
 
 def _answered(found: Found, host: Host) -> Found:

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -26,15 +27,18 @@ from kit.attach import Found, Process, adopted
 from kit.attach.launched import launched
 from kit.attach.unitfile import parse, seconds
 from kit.engines import service
-from kit.errors import KitError, PlanError, SpecError
+from kit.errors import CommandTimeout, KitError, PlanError, SpecError
+from kit.facts import Holder
 from kit.following import recent, state
 from kit.lint import lint
 from kit.masking import masked, masked_words, secret_name
+from kit.planning import plan
 from kit.seams import Http, Supervisor, Unit
 from kit.spec import Experiment
 from kit.supervisors import supervisor
 from kit.supervisors.foreign import for_jobs
 from kit.supervisors.systemd import text as unit_text
+from kit.surveys import Survey
 
 FIXTURES = Path(__file__).parent / "fixtures"
 K26 = (FIXTURES / "adopt" / "sglang-k26-eagle3.service").read_text()
@@ -184,6 +188,12 @@ def test_a_shell_around_it_is_read_and_told():
     assert "adopt-wrapper" in ids(it.report)
 
 
+@pytest.mark.parametrize("prefix", ["/usr/bin/numactl --interleave=all", "numactl -N netdev:eth0", "taskset -c 0-7"])
+def test_a_prefix_that_no_field_holds_is_told_and_not_carried(prefix):
+    it = from_words(*shlex.split(prefix), *SGLANG)
+    assert it.experiment.engine.launch is None and [f for f in it.report if prefix in f.what]
+
+
 def test_a_prefix_of_the_kits_own_comes_back_typed():
     exp = from_words(*SGLANG).experiment.with_(**{"engine.launch": {"conda": "/opt/conda/envs/x", "numactl":
                                                                     {"cpunodebind": "0"}}})
@@ -286,6 +296,32 @@ def test_llamacpp_and_vllm_are_read_as_far_as_a_config_goes():
     assert other.lint.title == "vllm==0.22.1"
 
 
+DOCKER = ("/usr/bin/docker", "run", "--rm", "--gpus", "all", "-p", "8000:30000", "-e", "HF_TOKEN=sekret-word",
+          "lmsysorg/sglang:v0.5.12", "python3")
+
+
+@pytest.mark.parametrize("found", [
+    Found("h", "/r", "system/x.service", process=Process(1, 2, (*DOCKER, *SGLANG[1:]))),
+    Found("h", "/r", "pid/1-2", process=Process(1, 2, SGLANG, container=True)),
+], ids=["its runtime", "from inside"])
+def test_of_a_container_it_is_said_that_its_paths_are_not_the_hosts(found):
+    it = adopted(found)
+    assert "adopt-container" in ids(it.report) and "sekret-word" not in repr(it) + it.command
+    assert "adopt-container" not in ids(from_words(*SGLANG).report)
+
+
+def test_without_a_release_its_flags_are_judged_by_the_newest_that_was_read():
+    words = (*SGLANG, "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/m/d",
+             "--speculative-num-draft-tokens", "4", "--speculative-eagle-topk", "1")
+    assert "spec-steps-missing" in ids(from_words(*words, version=None).lint, "fail")
+
+
+@pytest.mark.parametrize("argv", [(), ("",), ("/bin/sh",), ("sh", "-c")])
+def test_a_process_that_tells_nothing_is_no_server(argv):
+    with pytest.raises(SpecError):
+        from_words(*argv)
+
+
 def test_what_is_no_server_is_named():
     with pytest.raises(SpecError, match="no inference server in: /usr/bin/nginx"):
         from_words("/usr/bin/nginx", "-g", "daemon off;")
@@ -343,7 +379,8 @@ def test_no_secret_of_a_unit_is_shown_or_kept():
 
 
 @pytest.mark.parametrize("words", [("--api-key", "sekret-word"), ("--api-key=sekret-word",), ("--api-k", "sekret-word"),
-                                   ("--admin-api-key", "sekret-word"), ("--extra", "Bearer hf_abcdefghijkl")])
+                                   ("--admin-api-key", "sekret-word"), ("--extra", "Bearer hf_abcdefghijkl"),
+                                   ("--json-model-override-args", '{"token": "sekret-word"}')])
 def test_a_key_on_the_command_line_is_named_and_not_carried(words):
     it = from_words(*SGLANG, *words)
     assert it.experiment.engine.args == () and len(it.masked) == 1
@@ -420,14 +457,14 @@ def free_port():
 
 
 @contextmanager
-def running(tmp_path, *flags, env=None, output=None):
+def running(tmp_path, *flags, env=None, command=None, port=None):
     """The stand-in for SGLang as somebody's process, up and answering; its pid and port."""
-    python, port = standin.install(tmp_path / "venv"), free_port()
-    with open(output or tmp_path / "server.log", "wb") as log:
-        command = [python, "-m", "sglang.launch_server", "--model-path", MODEL, "--port", str(port)]
-        process = subprocess.Popen([*command, *flags], stdout=log, stderr=subprocess.STDOUT,
-                                   env={**os.environ, "STANDIN_SPEED": "0", "STANDIN_PYTHON": sys.executable,
-                                        **(env or {})})
+    command, port = command or [standin.install(tmp_path / "venv")], port or free_port()
+    with open(tmp_path / "server.log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, "-m", "sglang.launch_server", "--model-path", MODEL, "--port", str(port), *flags], stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "STANDIN_SPEED": "0", "STANDIN_PYTHON": sys.executable, **(env or {})})
     try:
         host, end = LocalHost(tmp_path / "looking"), time.monotonic() + 20
         while host.http(port, "/health").status not in (200, 503):
@@ -435,7 +472,7 @@ def running(tmp_path, *flags, env=None, output=None):
             time.sleep(0.05)
         yield process.pid, port
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -485,6 +522,80 @@ def test_it_is_benchmarked_and_still_runs(tmp_path, local, monkeypatch):
         with pytest.raises(PlanError, match="other settings"):
             kit.bench(exp.with_(**{"serve.context": 1024}), local).result(60)
         assert Path(f"/proc/{pid}").exists()
+
+
+def test_a_server_that_a_script_starts_is_found_below_it(tmp_path, local):
+    python, port = standin.install(tmp_path / "venv"), free_port()
+    script = tmp_path / "start it.sh"
+    script.write_text('"$@"; exit $?\n')
+    with running(tmp_path, command=["sh", str(script), python], port=port) as (pid, _):
+        it = kit.adopt(local, pid=pid)
+        assert (it.experiment.serve.port, it.experiment.target.ref) == (port, MODEL)
+        assert it.pid != pid and unchanged(it.experiment, local) == ""
+
+
+def test_behind_a_port_that_passes_on_the_server_is_known_by_its_answer(tmp_path, local):
+    """As docker-proxy does for a container."""
+    with running(tmp_path, "--context-length", "2048") as (_, port), passing_on(port) as front:
+        it = kit.adopt(local, url=f"http://127.0.0.1:{front}")
+        assert (it.pid, it.experiment.host.supervisor) == (None, f"foreign:port/{front}")
+        assert (it.experiment.serve.port, it.experiment.serve.context) == (front, 2048)
+        assert "adopt-from-answer" in ids(it.report)
+
+
+@contextmanager
+def passing_on(port):
+    """A process of its own that answers on another port what this one answers."""
+    front = free_port()
+    program = ("import http.server as s, sys, urllib.request as u\n"
+               "class H(s.BaseHTTPRequestHandler):\n"
+               "    def do_GET(self):\n"
+               "        body = u.urlopen(f'http://127.0.0.1:{sys.argv[1]}{self.path}').read()\n"
+               "        self.send_response(200), self.end_headers(), self.wfile.write(body)\n"
+               "s.HTTPServer(('127.0.0.1', int(sys.argv[2])), H).serve_forever()\n")
+    process = subprocess.Popen([sys.executable, "-c", program, str(port), str(front)], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while LocalHost("/tmp").http(front, "/health").status != 200:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        yield front
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_bytes_that_are_no_utf_8_are_shown_and_said(tmp_path, local):
+    with running(tmp_path, "--chat-template", b"/x/\xff", env={"NCCL_TOPO_FILE": b"/t/\xe9"}) as (pid, _):
+        it = kit.adopt(local, pid=pid)
+        exp = it.experiment
+        assert exp.engine.args == ("--chat-template", "/x/\\xff") and exp.engine.env["NCCL_TOPO_FILE"] == "/t/\\xe9"
+        assert "adopt-bytes" in ids(it.report) and Experiment.model_validate_json(exp.model_dump_json()) == exp
+        (repr(it) + it.command).encode()
+
+
+@pytest.mark.parametrize("unit", ["sglang*", "a b", "../x", "x.service/y", "--help", "a\n", "sglang.service;ls", "é"])
+def test_what_is_no_name_of_a_unit_is_refused_before_the_host_is_asked(local, unit):
+    with pytest.raises(SpecError, match="no name of a service unit"):
+        kit.adopt(local, unit)
+    assert not local.ran
+
+
+def test_an_address_is_refused_without_the_password_in_it(local):
+    with pytest.raises(SpecError, match="no address") as told:
+        kit.adopt(local, url="http://me:sekret-word@127.0.0.1:x")
+    assert "sekret-word" not in str(told.value)
+
+
+def test_no_plan_starts_what_is_not_ours():
+    exp = from_words(*SGLANG).experiment
+    for holder in (None, Holder(4242, "python -m sglang.launch_server")):
+        now = Survey(host="h", root="/r", hostname="h", user="u", os="Linux", boot_id="b", clock_s=0,
+                     python=(3, 11, 0), cpu=(2, "x"), load=0.0, mem_free_mib=1, disk_free_mib=1, gpus=(),
+                     systemd=True, port=30000, port_holder=holder, shipped={}, engines={}, models={}, units=())
+        with pytest.raises(PlanError, match="not ours") as told:
+            plan(exp, now)
+        assert "stop" not in told.value.next
 
 
 @pytest.mark.parametrize("how, error, match", [
@@ -561,6 +672,21 @@ def test_its_state_is_systemds(played, shown, active, how):
     assert now.active == active and {k: getattr(now, k) for k in how} == how
 
 
+@pytest.mark.parametrize("installed, version", [
+    (["lib/python3.12/site-packages/sglang-0.5.12.post1.dist-info"], "0.5.12.post1"), ([], None),
+    (["local/lib/python3.11/dist-packages/sglang-0.5.6.dist-info"], "0.5.6"),
+    (["lib/python3.11/site-packages/sglang-0.5.6.dist-info", "lib/python3.12/site-packages/sglang-0.5.7.dist-info",
+      "lib/python3.12/site-packages/sglang_router-1.0.dist-info"], None),
+])
+def test_the_release_of_a_server_that_is_down_is_what_pip_noted(played, tmp_path, installed, version):
+    """There is no interpreter to be run: none of theirs is."""
+    for folder in installed:
+        (tmp_path / "it's" / folder).mkdir(parents=True)
+    (tmp_path / "played" / NAME).write_text(K26.replace("/opt/sglang/bin/python", f'"{tmp_path}/it\'s/bin/python"'))
+    played.show(ActiveState="inactive")
+    assert kit.adopt(played, NAME).experiment.engine.version == version
+
+
 def test_a_unit_that_is_not_there_or_may_not_be_read_is_named(played):
     played.show(LoadState="not-found")
     with pytest.raises(PlanError, match="no unit sglang-k26-eagle3.service"):
@@ -570,9 +696,16 @@ def test_a_unit_that_is_not_there_or_may_not_be_read_is_named(played):
         kit.adopt(played, "sglang-k26-eagle3")
 
 
-@pytest.mark.parametrize("fault, said", [("503", "adopt-no-answer"), ("401", "adopt-asks-key")])
-def test_a_server_that_tells_nothing_is_known_by_its_command(tmp_path, local, monkeypatch, fault, said):
-    monkeypatch.setattr(local, "http", lambda *a, **k: Http(int(fault)))
+def hangs(*_, **__):
+    raise CommandTimeout("no answer within 5 s")
+
+
+@pytest.mark.parametrize("http, said", [(lambda *a, **k: Http(503), "adopt-no-answer"), (hangs, "adopt-no-answer"),
+                                        (lambda *a, **k: Http(401), "adopt-asks-key"),
+                                        (lambda *a, **k: Http(200, b"<html>"), "adopt-no-answer")],
+                         ids=["loads", "hangs", "asks for a key", "is another program"])
+def test_a_server_that_tells_nothing_is_known_by_its_command(tmp_path, local, monkeypatch, http, said):
+    monkeypatch.setattr(local, "http", http)
     with running(tmp_path) as (pid, _):
         it = kit.adopt(local, pid=pid)
         assert said in ids(it.report) and it.experiment.target.ref == MODEL

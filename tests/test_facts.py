@@ -14,6 +14,7 @@ from doubles import LocalHost
 from kit import facts, project
 from kit.command import sh
 from kit.errors import ParseError
+from kit.masking import masked
 from kit.spec import Experiment
 from kit.surveying import survey
 
@@ -175,7 +176,7 @@ def test_root_needs_no_sudo(tmp_path):
     ("serve --max-prefill-tokens 8192 --tokenizer-path /m/x", "serve --max-prefill-tokens 8192 --tokenizer-path /m/x"),
 ])
 def test_keys_in_a_strangers_command_line_are_masked_and_nothing_else(command, shown):
-    assert facts.masked(command) == shown
+    assert masked(command) == shown
 
 
 TOPO = shlex.quote(str(Path(__file__).parent / "fixtures" / "topology"))     # the checkout may have any name

@@ -76,9 +76,17 @@ def launched(argv: Sequence[str]) -> Launched:
     return Launched(engine, tuple(flags), python, _program(rest), env, launch, tuple(notes), contained)
 
 
+def serves(argv: Sequence[str]) -> bool:
+    """Whether a known server is in it."""
+    try:
+        return bool(launched(argv))
+    except SpecError:
+        return False
+
+
 def _script(words: list[str]) -> list[str] | None:
     """The words of `bash -c "…"`; None where no shell starts it."""
-    if os.path.basename(words[0]) not in SHELLS:
+    if not words or os.path.basename(words[0]) not in SHELLS:
         return None
     for i, word in enumerate(words[1:-1], 1):
         if re.fullmatch(r"-[a-z]*c", word):

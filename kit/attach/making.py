@@ -10,7 +10,7 @@ from typing import Any
 
 from kit.attach import answers
 from kit.attach.found import ENGINE_VARIABLES, Found
-from kit.attach.launched import Launched, launched
+from kit.attach.launched import Launched, launched, serves
 from kit.attach.readings import Reading, whole
 from kit.errors import SpecError
 from kit.findings import Finding
@@ -201,6 +201,10 @@ def noticed(found: Found, started: Launched, it: Reading, secret: list[str]) -> 
             say("adopt-environment-file", "warn", f"EnvironmentFile={path} was named, not read",
                 "it mostly holds secrets; of a process we may look into, what an engine reads was taken",
                 "write what is no secret into engine.env")
+        if found.process and not any(serves(argv) for argv in unit.commands):
+            say("adopt-wrapper", "warn", "the unit starts something else, which starts the server",
+                "what runs was adopted; what the script does before it is not known", "see that the server needs none "
+                "of it")
         if len(unit.commands) > 1:
             say("adopt-several-commands", "warn", f"the unit has {len(unit.commands)} commands",
                 "systemd takes several only with Type=oneshot; the first that starts a server was read")

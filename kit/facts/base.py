@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-SECRET = re.compile(r"(?i)([\w-]*(?:api[-_]?key|token|password|passwd|secret)(?:\s*=\s*|\s+)|\bbearer\s+)(\S+)")
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,3 @@ def json_object(text: str) -> dict | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def masked(command: str) -> str:
-    """A command line of somebody's, without what follows --api-key, HF_TOKEN= and the like.
-
-    >>> masked("serve --api-key abc --port 1")
-    'serve --api-key *** --port 1'
-    """
-    return SECRET.sub(r"\1***", words(command))

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kit.facts.base import Fact, masked, words
+from kit.facts.base import Fact, words
+from kit.masking import masked
 from kit.topology import Iommu, Nic, parse_links, parse_p2p
 
 
@@ -72,7 +73,7 @@ def parse_use(text: str) -> GpuUse:
             apps.append(cells + [""] * (5 - len(cells)))
         elif kind == "trouble":
             trouble = words(rest)[:300]
-    holders = [(GpuHolder(index.get(a[0]), int(a[1]), a[3].strip("-"), _mib(a[2]) or 0, masked(a[4])),
+    holders = [(GpuHolder(index.get(a[0]), int(a[1]), a[3].strip("-"), _mib(a[2]) or 0, masked(words(a[4]))),
                 _mib(a[2]) is None) for a in apps]
     return GpuUse(used, tuple(_shared(h, holders, used) if unsaid else h for h, unsaid in holders), trouble)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.facts.base import Fact, masked, words
+from kit.facts.base import Fact, words
+from kit.masking import masked
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def _port(text: str) -> Holder | None:
     if not lines or lines[0] == "free":
         return None
     return Holder(int(lines[1]) if len(lines) > 1 and lines[1].isdigit() else 0,
-                  masked(lines[2]) if len(lines) > 2 else "")
+                  masked(words(lines[2])) if len(lines) > 2 else "")
 
 
 FACTS = (

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from kit import project
 from kit.adopting import unchanged
 from kit.attach.unitfile import parse
 from kit.command import sh
-from kit.errors import PlanError
+from kit.errors import PlanError, SpecError
 from kit.following import lines, recent, state
 from kit.supervisors import supervisor
 
@@ -68,6 +69,7 @@ def test_systemd_starts_what_was_read_of_the_unit(case, shell):
         told = json.loads(eventually(lambda: shell("alpha", asked, name, since)))
         assert ["/usr/bin/env", *told["argv"]] == case["argv"]
         assert {k: told["env"].get(k) for k in case.get("env", {})} == case.get("env", {})
+        assert not told["env"].keys() & {*case.get("unset", ())}
         unit = parse(played, case.get("name", "x.service"))
         assert list(unit.commands[0][1:]) == told["argv"]
     finally:
@@ -113,6 +115,32 @@ def test_who_may_not_look_into_the_process_is_told_so(theirs, alpha):
     it = kit.adopt(alpha, theirs)
     assert "adopt-environment" in {f.id for f in it.report} and it.experiment.engine.env["NCCL_ALGO"] == "Ring"
     assert kit.adopt(alpha, url=f"http://127.0.0.1:{PORT}").experiment.host.supervisor == f"foreign:port/{PORT}"
+
+
+def test_a_unit_file_that_may_not_be_read_is_named_and_its_process_is_adopted_all_the_same(theirs, alpha, shell):
+    shell("alpha", "chmod 600 /etc/systemd/system/theirs.service")
+    with pytest.raises(PlanError, match="theirs.service cannot be read: Permission denied"):
+        kit.adopt(alpha, theirs)
+    pid = main_pid(shell, theirs)
+    it = kit.adopt(alpha, pid=pid)
+    assert it.experiment.host.supervisor.startswith(f"foreign:pid/{pid}-") and it.experiment.serve.port == PORT
+    assert unchanged(it.experiment, alpha) == ""
+
+
+def test_a_server_that_a_script_starts_is_found_below_its_unit(theirs, alpha, shell):
+    put(shell, "/opt/theirs/start.sh", "#!/bin/sh\n" + SERVICE.split("ExecStart=")[1] + "exit $?\n", "0755")
+    installed(shell, theirs, [SERVICE.split("ExecStart=")[0] + "ExecStart=/opt/theirs/start.sh\n"])
+    shell("alpha", "systemctl restart theirs")
+    it = eventually(lambda: (a := adopted_or_none(alpha, theirs)) and a.experiment.engine.version and a)
+    assert it.pid != main_pid(shell, theirs) and (it.unit_name, it.experiment.serve.slots) == (theirs, 8)
+    assert "adopt-wrapper" in {f.id for f in it.report} and unchanged(it.experiment, alpha) == ""
+    assert kit.adopt(alpha, pid=it.pid).experiment == it.experiment
+
+
+def adopted_or_none(host, unit):
+    """None while the script has not come to the server yet."""
+    with suppress(SpecError):
+        return kit.adopt(host, unit)
 
 
 def test_looking_and_following_leaves_the_host_as_it_was(theirs, alpha, snapshot):
