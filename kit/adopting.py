@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from kit.attach import Adopted, Asked, Found, Process, adopted, asked
 from kit.attach.found import ENGINE_VARIABLES
-from kit.attach.launched import serves
+from kit.attach.launched import launched, serves
 from kit.attach.unitfile import parse
 from kit.command import sh
 from kit.engines import service
@@ -130,8 +130,9 @@ def _readable(value: Any) -> Any:
 
 
 def _server(processes: list[Process]) -> Process | None:
-    """The one that serves, nearest to the top; a script may have started it. The top itself where none does."""
-    return next((p for p in processes if serves(p.argv)), processes[0] if processes else None)
+    """The one that serves: of itself rather than as what a script is told, nearest to the top. Else the top."""
+    servers = [p for p in processes if serves(p.argv)] or processes[:1]
+    return min(servers, key=lambda p: serves(p.argv) and bool(launched(p.argv).notes), default=None)
 
 
 def _answered(found: Found, host: Host) -> Found:

@@ -126,7 +126,7 @@ def _stated(found: Found, started: Launched, it: Reading, said: list[Finding]) -
             said.append(Finding(f"adopt-{name}", "warn", f"serve.{name} is not stated, and the server does not tell it",
                                 "the config's default stands there, which is not what the server chose",
                                 f"set serve.{name} before the kit serves it itself"))
-    if "port" not in it.serve:
+    if "port" not in it.serve or found.where.startswith("port/"):       # its own is inside, behind what passes on
         out["port"] = found.port or PORTS[started.engine]
     return out
 
