@@ -371,6 +371,39 @@ def test_the_sieve_finds_just_the_lines_that_hold_a_word(words, pieces, rng):
     assert Sieve(words).lines(text) == expected
 
 
+# Every line of every fixture, each with the words of some mark or none.
+ALL_LINES = [line for data in (*(raw(p.name) for p in sorted(LOGS.iterdir())), *(p.read_bytes() for p in LLAMA_FAILURES),
+                               *(c.values[0]["log"].encode() for c in CASES)) for line in data.splitlines()]
+
+
+def both_ways(data: bytes, engine: str):
+    """(read with the sieve from the second block on, read with every pattern tried on every line)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kit.diagnose.reader.BLOCK", 2048)
+        patch.setattr("kit.diagnose.NEW", -10**9)
+        quick = diagnose(io.BytesIO(data), engine)
+        patch.setattr("kit.diagnose.NEW", 10**9)
+        patch.setattr("kit.diagnose.shapes.needed", lambda pattern: {""})
+        return quick, diagnose(io.BytesIO(data), engine)
+
+
+@pytest.mark.parametrize("engine", ["", *TABLES])
+def test_the_quick_way_of_reading_gives_the_answers_of_the_plain_one(engine):
+    prose = b"it is all new here\n" * 200
+    for data in (*(raw(p.name) for p in sorted(LOGS.iterdir())), *(p.read_bytes() for p in LLAMA_FAILURES),
+                 *(c.values[0]["log"].encode() for c in CASES)):
+        quick, plain = both_ways(prose + data, engine)
+        assert quick == plain
+
+
+@fuzzing(40)
+@given(st.randoms(), st.integers(10, 400), st.sampled_from(["", *TABLES]))
+def test_of_any_mixture_of_lines_the_quick_way_gives_the_answers_of_the_plain_one(rng, count, engine):
+    prose = [b"%x was said of %x" % (rng.getrandbits(64), rng.getrandbits(64)) for _ in range(40)]
+    quick, plain = both_ways(b"\n".join(prose + rng.choices(ALL_LINES + prose, k=count)), engine)
+    assert quick == plain
+
+
 def test_a_log_of_lines_that_are_all_new_is_still_read_right(monkeypatch):
     """The sieve comes in after the first batch, and what stands far below is found as ever."""
     prose = b"".join(b"%x not found around the model, and %s\n" % (i * 2654435761 % 2**32, b"abcdefgh"[i % 8:] * 3)

@@ -144,11 +144,11 @@ class Reading:
             self.lines = batch.numbers[-1]
             return
         lines, numbers, decode, prefill = batch.lines, batch.numbers, serving.decode, serving.prefill
-        before = self.shapes.learned
-        if self.sieve:
-            keys = ((i, lines[i].translate(ZEROS)) for i in self.sieve.lines(batch.text))
+        before, zeroed = self.shapes.learned, batch.text.translate(ZEROS)
+        if self.sieve:      # its words have zeros for digits, too
+            keys = ((i, lines[i].translate(ZEROS)) for i in self.sieve.lines(zeroed))
         else:
-            keys = enumerate(batch.text.translate(ZEROS).split(b"\n"))
+            keys = enumerate(zeroed.split(b"\n"))
         for i, key in keys:
             shape = known(key)
             if shape is None:
