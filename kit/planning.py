@@ -35,6 +35,7 @@ from kit.steps import (
     Write,
 )
 from kit.supervisors import supervisor
+from kit.supervisors.foreign import for_jobs
 from kit.surveys import Survey
 
 Want = Literal["serving", "fetched", "stopped", "removed"]
@@ -56,6 +57,7 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     unfit = supervisor(exp.host.supervisor).unfit(now)
     if unfit and want == "serving":
         raise PlanError(f"host.supervisor {exp.host.supervisor}: {unfit[0]}", where=now.host, next=unfit[1])
+    exp = for_jobs(exp)     # beside a service that is not ours the kit keeps its benchmarks, which can be undone
     if want in ("serving", "fetched"):
         there = not any(_missing(c, now) for c in _wanted(exp))
         serve = _service(exp, now) if want == "serving" else []

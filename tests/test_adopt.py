@@ -521,7 +521,8 @@ def test_it_is_benchmarked_and_still_runs(tmp_path, local, monkeypatch):
         assert run.complete and run.meta["experiment"]["host"]["supervisor"].startswith(f"foreign:pid/{pid}-")
         with pytest.raises(PlanError, match="other settings"):
             kit.bench(exp.with_(**{"serve.context": 1024}), local).result(60)
-        assert Path(f"/proc/{pid}").exists()
+        kit.apply(kit.plan(exp, kit.survey(exp, local), "removed"), local).result(60)
+        assert Path(f"/proc/{pid}").exists() and not [p for p in Path(local.root).rglob("*") if not p.is_dir()]
 
 
 def test_a_server_that_a_script_starts_is_found_below_it(tmp_path, local):
