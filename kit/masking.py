@@ -14,9 +14,9 @@ PLAIN = ("", "0", "1", "true", "false", "True", "False")      # a switch, no sec
 VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{6,}|sk-[A-Za-z0-9_-]{6,}|gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}|"
                    r"xox[abp]-[\w-]{8,}|AKIA[A-Z0-9]{12,})|(?<=://)[^/@\s:'\"]+:[^/@\s]+(?=@)")
 # In running text: --api-key X, api_key='X', "token": "X", HF_TOKEN=X, Authorization: Bearer X. Not `#token: 12`.
-WORD = r"(?:api[-_]?key|token|secret|password|passwd|(?-i:[A-Z0-9_]*(?:KEY|PASS)))"
+WORD = r"(?:api[-_]?key|token|secret|password|passwd|(?-i:KEY|PASS))"
 TEXT = re.compile(rf"""(?i)((?<![\w-])--?[\w-]*{WORD}\s+|(?<![\w-])[\w-]*{WORD}["']?\s*=\s*|"""
-                  rf"""["'][\w-]*{WORD}["']\s*:\s*|\bbearer\s+)('[^']*'|"(?:\\.|[^"\\])*"|[^\s"',;)]+)""")
+                  rf"""["'][\w-]*{WORD}["']\s*:\s*|\bbearer\s+)('[^']*'|"(?:\\.|[^"\\])*"|(?!--)[^\s"',;)]+)""")
 ASSIGNED = re.compile(rf"""(?i)(["'])([\w-]*{WORD}=)(?:\\.|(?!\1).)*\1""")      # Environment="API_KEY=two words"
 NOTHING = ("None", "none", "null", MASK)
 

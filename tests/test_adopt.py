@@ -405,6 +405,13 @@ def test_a_line_without_secrets_is_shown_as_it_is(line):
     assert masked(line) == line
 
 
+@pytest.mark.parametrize("text", ["A", "KEY", "a", "-", "--a", "key='", "://a:", "\"KEY=\\", "'token=", "token ",
+                                  "hf_"])
+def test_a_key_behind_a_very_long_line_is_masked_too(text):
+    """A pattern that tries every part of such a line against every other would not come to its end."""
+    assert "sekret-word" not in masked(text * (300_000 // len(text)) + " --api-key sekret-word")
+
+
 def test_names_of_secrets_are_known_and_words_masked():
     assert all(map(secret_name, ("HF_TOKEN", "OPENAI_API_KEY", "PGPASSWORD", "db_pass", "SECRET", "KEY_FILE")))
     assert not any(map(secret_name, ("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "NCCL_ALGO", "PASSAGE")))

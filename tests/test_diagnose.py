@@ -372,8 +372,9 @@ def test_the_sieve_finds_just_the_lines_that_hold_a_word(words, pieces, rng):
 
 
 # Every line of every fixture, each with the words of some mark or none.
-ALL_LINES = [line for data in (*(raw(p.name) for p in sorted(LOGS.iterdir())), *(p.read_bytes() for p in LLAMA_FAILURES),
-                               *(c.values[0]["log"].encode() for c in CASES)) for line in data.splitlines()]
+ALL_LOGS = [*(raw(p.name) for p in sorted(LOGS.iterdir())), *(p.read_bytes() for p in LLAMA_FAILURES),
+            *(c.values[0]["log"].encode() for c in CASES)]
+ALL_LINES = [line for data in ALL_LOGS for line in data.splitlines()]
 
 
 def both_ways(data: bytes, engine: str):
@@ -390,8 +391,7 @@ def both_ways(data: bytes, engine: str):
 @pytest.mark.parametrize("engine", ["", "sglang"])
 def test_the_quick_way_of_reading_gives_the_answers_of_the_plain_one(engine):
     prose = b"it is all new here\n" * 200
-    for data in (*(raw(p.name) for p in sorted(LOGS.iterdir())), *(p.read_bytes() for p in LLAMA_FAILURES),
-                 *(c.values[0]["log"].encode() for c in CASES)):
+    for data in ALL_LOGS:
         quick, plain = both_ways(prose + data, engine)
         assert quick == plain
 
