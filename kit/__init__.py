@@ -20,8 +20,8 @@ _HOME = {
     "Experiment": "spec", "KitError": "errors", "adopt": "adopting", "apply": "verbs", "bench": "verbs",
     "check": "checking", "compare": "analysis", "connect": "verbs", "controls": "widgets", "diagnosis": "reading",
     "follow": "verbs", "metrics": "", "phases": "reading", "plan": "planning", "plots": "", "preflight": "prelaunch",
-    "report": "reading", "running": "reading", "runs": "reading", "sentences": "verdict", "speculative_arm": "reading", "summary": "reading",
-    "sudo": "verbs", "survey": "surveying", "terms": "reading", "tune": "verbs", "watch": "ui",
+    "report": "reading", "running": "reading", "runs": "reading", "sentences": "verdict", "speculative_arm": "reading",
+    "summary": "reading", "sudo": "verbs", "survey": "surveying", "terms": "reading", "tune": "verbs", "watch": "ui",
 }
 __all__ = sorted(_HOME)
 
