@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import singledispatchmethod
 
@@ -14,7 +15,7 @@ from kit.checking import check
 from kit.command import Command, sh
 from kit.dryrun import dry_run
 from kit.errors import Cancelled, CommandError, KitError, PlanError, SpecError
-from kit.following import run_to_end, start, stop
+from kit.following import run_to_end, start, state, stop
 from kit.job import Job
 from kit.seams import Host, Unit, UnitState
 from kit.sources import source
@@ -55,6 +56,7 @@ class Applier:
         self.sup = supervisor(self.exp.host.supervisor)
         self.python = self.exp.host.python
         self.started: list[str] = []        # services this plan started, until they are healthy
+        self.claimed: list[str] = []        # those for which it left a note on the host
         self.healthy_s: float | None = None
 
     def run(self) -> float | None:
@@ -67,22 +69,27 @@ class Applier:
                 self.job.phase(f"{verb} {step.subject}")
                 self.job.line(f"{i + 1}. {verb} {step.subject}: {step.why}")
                 self.do(step)
-            if self.plan.want == "serving" and self.healthy_s is None and not self._answers():
+            if self.plan.want == "serving" and self.healthy_s is None and not self._serves():
                 self.do(Healthy(self.exp.unit, self.exp.serve.healthy_within_s, "it was started before"))
         except Cancelled:
             self._take_back()
             raise
+        except KitError:
+            self._let_go()
+            raise
         self.job.progress(len(self.plan), len(self.plan), "done")
         return self.healthy_s
 
-    def _answers(self) -> bool:
+    def _serves(self) -> bool:
         """It ran already: is it healthy too? Then its log, which may be long, need not be read."""
         began = time.monotonic()
-        ok, why = health.probe(self.exp, self.host)
-        if ok:
+        verdict, said = health.judge(self.exp, self.host)
+        self.job.line(f"{self.exp.unit}: {said}")
+        if verdict == "useless":
+            raise health.of_no_use(self.exp, self.host, said)
+        if verdict == "healthy":
             self.healthy_s = time.monotonic() - began
-        self.job.line(f"{self.exp.unit} {why}")
-        return ok
+        return verdict == "healthy"
 
     def _take_back(self) -> None:
         """A cancelled launch leaves nothing half-started behind."""
@@ -92,6 +99,14 @@ class Applier:
                 self.job.line(f"stopped {name}: it was not healthy yet")
             except KitError as e:
                 self.job.line(f"could not stop {name}: {e.what}")
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What does not run uses no GPU: no second experimenter is told so."""
+        for name in self.claimed:
+            with suppress(KitError):        # what went wrong before is the news
+                if not state(self.host, self.sup, self.python, name).running:
+                    gpus.release(self.host, name)
 
     @singledispatchmethod
     def do(self, step) -> None:
@@ -162,6 +177,7 @@ class Applier:
 
     @do.register
     def _(self, step: Claim) -> None:
+        self.claimed.append(step.unit.name)
         gpus.claim(self.host, step.unit)
 
     @do.register
@@ -174,7 +190,7 @@ class Applier:
         before = launches.expected_s(self.exp, self.host.name)
         self.job.line(f"earlier starts took {before:.1f} s" if before else "no earlier start of this to compare with")
         self.healthy_s = health.wait_healthy(self.exp, self.host, step.within_s, self.job.line,
-                                             self.job.raise_if_cancelled)
+                                             self.job.raise_if_cancelled, step.unit in self.started)
         if self.started:
             try:
                 launches.record(self.exp, self.host.name, self.healthy_s)

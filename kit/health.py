@@ -7,12 +7,15 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+from kit.command import Command
 from kit.engines import engine
-from kit.errors import CommandTimeout, NotHealthy, ServiceDied
+from kit.errors import CommandTimeout, ConnectError, HostKeyError, LinkLost, NotHealthy, ServiceDied
 from kit.following import recent, state, stop
-from kit.seams import Acceptance, Host, Http, Phase
+from kit.seams import Acceptance, Host, Http
 from kit.spec import Experiment
+from kit.stages import Stages, explain
 from kit.supervisors import supervisor
 
 PROBE = "Say hello."
@@ -20,6 +23,8 @@ PROBE_TOKENS = 8
 LAST_LINES = 6
 WITHOUT_DRAFTER = ("none", "ngram", "suffix")   # what an n-gram finds depends on the text: nothing to hold it to
 LEAST_ACCEPT_LENGTH = 1.2       # a wrong algorithm gives 1.00; the weakest head that fits gave 1.47 (LOG.md)
+STOPPED = "it was stopped, its log is kept"
+LEFT = "it ran before and was left running: stop it by a plan for 'stopped'"
 JUDGED_TOKENS = 300             # from so many on, the mean itself is judged
 PROOF_PROMPTS = (
     "Explain in a few paragraphs how a bicycle stays upright while it is moving.",
@@ -27,6 +32,8 @@ PROOF_PROMPTS = (
     "The following is a list of the months of the year and what a gardener does in each of them.\n1. January:",
     "Q: Why is the sky blue?\nA:",
 )
+
+Verdict = Literal["healthy", "not yet", "useless"]
 
 
 @dataclass(frozen=True)
@@ -111,23 +118,53 @@ def prove(exp: Experiment, host: Host) -> Proof | str | None:
     return Proof(tokens, mean, tokens / mean if mean else 0, "its mean since the start" if mean else "", took_s)
 
 
+def judge(exp: Experiment, host: Host) -> tuple[Verdict, str]:
+    """What a service is now, and what showed it: it must answer, and its drafter, if it has one, must be of use.
+
+    >>> judge(exp, host)
+    ('healthy', 'drafter: accept length 2.90 over 320 tokens in 1.2 s, from its answers')
+    """
+    ok, why = probe(exp, host)
+    if not ok:
+        return "not yet", why
+    try:
+        proof = prove(exp, host)
+    except CommandTimeout as e:
+        return "not yet", e.what
+    if isinstance(proof, str):                  # it answers, and not for long: the next look says whether it died
+        return "not yet", proof
+    if proof is None:
+        return "healthy", why
+    return "useless" if proof.useless else "healthy", f"drafter: {proof}"
+
+
+def of_no_use(exp: Experiment, host: Host, said: str, where: str = "", then: str = LEFT) -> NotHealthy:
+    """The error for a drafter that speculates in vain. `said` is judge's."""
+    return NotHealthy(f"{exp.unit} answers, and its drafter is of no use: {said.removeprefix('drafter: ')}, where "
+                      f"{LEAST_ACCEPT_LENGTH} is the least; {then}", where=where or host.name,
+                      next="likely the algorithm is not the head's (EAGLE with an EAGLE-3 head says nothing), it is "
+                           "the head of another target, or it lacks its d2t table: kit.check compares them")
+
+
 def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable[[str], None],
-                 check: Callable[[], None]) -> float:
+                 check: Callable[[], None], ours: bool = True) -> float:
     """Seconds from the unit's start until it is healthy.
 
-    Raises ServiceDied at once when the process ended (with its last lines and,
-    where the log says it, the cause), NotHealthy at the deadline, or when the
-    drafter is of no use; what does not get healthy is stopped, its log stays.
+    ours   it was just started for this: what does not get healthy is stopped, its log stays
+
+    A lost connection is waited for until the deadline. Raises ServiceDied at once when the process ended (with its
+    last lines and, where the log says it, the cause), when systemd starts it over, or when the host was rebooted;
+    NotHealthy at the deadline, or when the drafter is of no use.
     """
     sup, python, unit = supervisor(exp.host.supervisor), exp.host.python, exp.unit
-    began, cursor, why, pause = time.monotonic(), "", "not asked yet", 0.1
+    began, cursor, pause, restarts = time.monotonic(), "", 0.1, None
     said: list[str] = []
     stages = Stages(engine(exp.engine.name).phases)
 
-    def give_up(what: str, next: str) -> NotHealthy:
-        stop(host, sup, python, unit, exp.serve.stop_within_s)
-        return NotHealthy(f"{unit} {what}; it was stopped, its log is kept", where=f"{host.name}: {_tail(said)}",
-                          next=next)
+    def end() -> str:
+        if ours:
+            stop(host, sup, python, unit, exp.serve.stop_within_s)
+        return STOPPED if ours else LEFT
 
     def hear() -> None:
         nonlocal cursor, said
@@ -138,33 +175,53 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
             stages.see(line.time_s, line.text)
             on_line(line.text)
 
-    while True:
-        check()
+    def look() -> tuple[Verdict, str]:
+        nonlocal restarts
         now = state(host, sup, python, unit)    # before the log: what it said last is then in it
         hear()
-        if not now.running:
-            raise died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
-        ok, why = probe(exp, host)
-        proof = prove(exp, host) if ok else None
-        if isinstance(proof, str):              # it answers, and not for long: the next look says whether it died
-            ok, why = False, proof
-        if isinstance(proof, Proof):
-            on_line(f"drafter: {proof}")
-            if proof.useless:
-                raise give_up(f"answers, and its drafter is of no use: {proof}, where {LEAST_ACCEPT_LENGTH} is the "
-                              "least", "likely the algorithm is not the head's (EAGLE with an EAGLE-3 head says "
-                              "nothing), it is the head of another target, or it lacks its d2t table: kit.check "
-                              "compares them")
-        if ok:
+        count = now.about.get("_restarts", 0)
+        restarts = count if restarts is None else restarts
+        over = now.sub == "auto-restart" or count > restarts
+        if now.running and not over:
+            return judge(exp, host)
+        if over:
+            end()
+        raise rebooted(exp, host, time.monotonic() - began) or \
+            died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
+
+    while True:
+        check()
+        try:
+            verdict, why = look()
+        except HostKeyError:
+            raise
+        except (LinkLost, ConnectError) as e:
+            verdict, why = "not yet", e.what
+            on_line(f"{e.what}; asking again")
+        if verdict == "useless" or why.startswith("drafter: "):
+            on_line(why)
+        if verdict == "useless":
+            raise of_no_use(exp, host, why, f"{host.name}: {_tail(said)}", end())
+        if verdict == "healthy":
             hear()          # what it said while it was asked: the last phases of a quick start
             on_line(f"started: {stages}")
             return time.monotonic() - began
         if time.monotonic() - began > within_s:
-            raise give_up(f"was not healthy within {within_s:g} s: {why}"
-                          + (f"; it had come to: {stages.last}" if stages.last else ""),
-                          "read the log; if it is only slow, raise serve.healthy_within_s")
+            to = f"; it had come to: {stages.last}" if stages.last else ""
+            raise NotHealthy(f"{unit} was not healthy within {within_s:g} s: {why}{to}; {end()}",
+                             where=f"{host.name}: {_tail(said)}",
+                             next="read the log; if it is only slow, raise serve.healthy_within_s")
         time.sleep(pause)
         pause = min(pause * 1.5, 2.0)   # quick for a small model, gentle for one that loads ten minutes
+
+
+def rebooted(exp: Experiment, host: Host, since_s: float) -> ServiceDied | None:
+    """The error where the host was started anew less than `since_s` ago."""
+    up = host.run(Command(("cat", "/proc/uptime"))).text.split()
+    if not up or float(up[0]) > since_s:
+        return None
+    return ServiceDied(f"{exp.unit} ended before it was healthy: the host was rebooted {float(up[0]):.0f} s ago",
+                       where=host.name, next="plan and apply again; with serve.at_boot it starts with the host")
 
 
 def died(exp: Experiment, host: Host, result: str, exit_code: int | None, signal: str | None,
@@ -182,49 +239,6 @@ def died(exp: Experiment, host: Host, result: str, exit_code: int | None, signal
     what, _, fix = cause.meaning.partition(" Fix: ") if cause else ("", "", "")
     return ServiceDied(f"{exp.unit} ended ({how}) before it was healthy" + (f": {what}" if what else ""),
                        where=f"{host.name}: {_tail([line, *said[-LAST_LINES:]] if line else said)}", next=fix or next)
-
-
-def explain(failures: tuple[Phase, ...], said: list[str]) -> tuple[Phase, str] | None:
-    """The first known failure, in the order of the table, and the line that shows it."""
-    return next(((f, line) for f in failures for line in said if re.search(f.pattern, line)), None)
-
-
-class Stages:
-    """The phases of a start as its lines come: `str()` gives each with the seconds since the first line.
-
-    >>> print(stages)
-    arguments 2 s, load-target 25 s, kv-cache 238 s, load-drafter 240 s, …
-    """
-
-    def __init__(self, known: tuple[Phase, ...]):
-        self.known, self.seen, self.counts = known, {}, {}
-        self.first_s: float | None = None
-
-    def see(self, time_s: float | None, line: str) -> None:
-        self.first_s = time_s if self.first_s is None else self.first_s
-        for phase in self.known:
-            if phase.id not in self.seen and re.search(phase.pattern, line):
-                self.counts[phase.id] = self.counts.get(phase.id, 0) + 1
-                if self.counts[phase.id] == phase.nth:
-                    self.seen[phase.id] = (phase.id, time_s, phase.meaning)
-
-    @property
-    def last(self) -> str:
-        """What the start was doing last, in words; "" before the first phase."""
-        return list(self.seen.values())[-1][2] if self.seen else ""
-
-    def __str__(self) -> str:
-        first = self.first_s or 0.0
-        return ", ".join(id if at is None else f"{id} {at - first:.0f} s" for id, at, _ in self.seen.values()) \
-            or "no phase was seen in its log"
-
-
-def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> list[tuple[str, float | None, str]]:
-    """(phase, time_s, meaning) for each phase a start went through, first occurrence each, in log order."""
-    stages = Stages(known)
-    for time_s, line in said:
-        stages.see(time_s, line)
-    return list(stages.seen.values())
 
 
 def _json(answer: Http) -> object:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kit import health, metrics, project, store
+from kit import metrics, project, stages, store
 from kit.command import Command
 from kit.diagnose import Diagnosis, diagnose
 from kit.engines import engine
@@ -79,7 +79,7 @@ def phases(exp: Experiment, host: Host) -> pd.DataFrame:
     """The phases of this arm's last start, from its log: seconds since its first line, and what each means."""
     said = recent(host, supervisor(exp.host.supervisor), exp.host.python, exp.unit)
     began = next((line.time_s for line in said if line.time_s is not None), None)
-    seen = health.phases(engine(exp.engine.name).phases, [(line.time_s, line.text) for line in said])
+    seen = stages.phases(engine(exp.engine.name).phases, [(line.time_s, line.text) for line in said])
     return pd.DataFrame([(name, None if t is None or began is None else round(t - began, 2), meaning)
                          for name, t, meaning in seen], columns=["phase", "after_s", "meaning"])
 

@@ -22,7 +22,7 @@ LAYERS = [
     {"command", "spec", "findings", "registry", "shipping", "words", "masking"},
     {"seams", "topology"},
     {"facts", "modelfacts", "engines", "supervisors", "lint"},
-    {"compat", "memory", "diagnose", "surveys", "nccl", "workload", "metrics", "analysis", "attach"},
+    {"compat", "memory", "diagnose", "surveys", "nccl", "workload", "metrics", "analysis", "attach", "stages"},
     {"checks", "verdict", "steps"},
     {"planning"},
     {"sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session", "httpreader"},

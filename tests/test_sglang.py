@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit import health
+from kit import stages
 from kit.engines import engine
 from kit.engines.sglang import ENGINE
 from kit.engines.sglang.flags import known, rendered
@@ -198,7 +198,7 @@ def test_as_first_written_lacks_the_number_of_steps():
 # -- how it starts, and how it fails
 
 def test_a_start_with_a_drafter_goes_through_the_phases_in_order():
-    seen = [name for name, _, _ in health.phases(PHASES, [(None, line) for line in recorded("start-eagle3.log")])]
+    seen = [name for name, _, _ in stages.phases(PHASES, [(None, line) for line in recorded("start-eagle3.log")])]
     assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "load-drafter",
                     "drafter", "sized", "listening", "ready"]
 
@@ -207,18 +207,18 @@ def test_the_first_loaded_weights_are_not_the_end_of_loading():
     """The drafter's load looks the same as the target's; only its place tells."""
     lines = recorded("start-eagle3.log")
     first = next(i for i, line in enumerate(lines) if "Load weight end" in line)
-    assert "load-drafter" not in [n for n, _, _ in health.phases(PHASES, [(None, x) for x in lines[:first + 1]])]
+    assert "load-drafter" not in [n for n, _, _ in stages.phases(PHASES, [(None, x) for x in lines[:first + 1]])]
 
 
 def test_eight_ranks_that_load_the_target_are_not_taken_for_a_drafter():
     ranks = [f"[2026-05-01 10:00:00 TP{i}] Load weight begin. avail mem=93.10 GB" for i in range(8)]
-    assert [n for n, _, _ in health.phases(PHASES, [(None, line) for line in ranks])] == ["load-target"]
+    assert [n for n, _, _ in stages.phases(PHASES, [(None, line) for line in ranks])] == ["load-target"]
     again = [(None, line) for line in (*ranks, *ranks)]
-    assert [n for n, _, _ in health.phases(PHASES, again)] == ["load-target", "load-drafter"]
+    assert [n for n, _, _ in stages.phases(PHASES, again)] == ["load-target", "load-drafter"]
 
 
 def test_a_start_without_one_loads_once():
-    seen = [name for name, _, _ in health.phases(PHASES, [(None, line) for line in recorded("start-baseline.log")])]
+    seen = [name for name, _, _ in stages.phases(PHASES, [(None, line) for line in recorded("start-baseline.log")])]
     assert seen == ["arguments", "distributed", "load-target", "kv-cache", "graphs", "sized", "listening", "ready"]
 
 
@@ -232,23 +232,23 @@ def test_the_ready_path_answers_503_until_the_server_says_it_is_ready(name):
 
 @pytest.mark.parametrize("name", ["start-eagle3.log", "start-baseline.log"])
 def test_a_healthy_start_is_no_failure(name):
-    assert health.explain(FAILURES, recorded(name)) is None
+    assert stages.explain(FAILURES, recorded(name)) is None
 
 
 def test_the_motivating_failure_is_explained_though_its_assertion_has_no_text():
     lines = recorded("fail-spec-steps-missing.log")
     assert lines[-1] == "AssertionError"
-    assert health.explain(FAILURES, lines)[0].id == "spec-steps-missing"
+    assert stages.explain(FAILURES, lines)[0].id == "spec-steps-missing"
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
 def test_each_failure_is_told_from_the_others(failure):
-    assert health.explain(FAILURES, [LINES[failure.id]]) == (failure, LINES[failure.id])
+    assert stages.explain(FAILURES, [LINES[failure.id]]) == (failure, LINES[failure.id])
     assert "Fix: " in failure.meaning or failure.id == "scheduler"
 
 
 def test_a_cause_is_preferred_to_the_scheduler_s_end():
-    assert health.explain(FAILURES, [LINES["scheduler"], LINES["kv-memory"]])[0].id == "kv-memory"
+    assert stages.explain(FAILURES, [LINES["scheduler"], LINES["kv-memory"]])[0].id == "kv-memory"
 
 
 # -- what it answers

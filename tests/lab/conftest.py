@@ -131,3 +131,41 @@ def gpus(shell):
             stack.callback(shell, host, 'cat >"$1"', path, stdin=before)
             shell(host, 'cat >"$1"', path, stdin=table)
         yield change
+
+
+@pytest.fixture(scope="module")
+def furnished():
+    """alpha has the stand-in for SGLang, and models; see sglang_host.py."""
+    import sglang_host
+    sglang_host.furnish()
+    yield
+    sglang_host.strip()
+
+
+@pytest.fixture
+def clean(shell):
+    """No unit and no folder of ours on alpha, before and after."""
+    from sglang_host import CLEAN
+    shell("alpha", CLEAN)
+    yield
+    shell("alpha", CLEAN)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A project folder of its own: launches and runs are kept there."""
+    from kit import project
+    here = project.root()
+    (tmp_path / "data").mkdir()
+    for name in ("configs", "notebooks", "data/cards", "data/prompts", "data/reference"):
+        (tmp_path / name).symlink_to(here / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def lingering(shell):
+    """deploy's user services stay, until the end of the test."""
+    shell("alpha", "loginctl enable-linger deploy; systemctl start user@$(id -u deploy)")
+    yield
+    shell("alpha", "loginctl disable-linger deploy")

@@ -133,7 +133,7 @@ import collections, hashlib, json, os, re, stat, subprocess
 TOPS = "/etc /home /root /opt /srv /usr/local /tmp /var/tmp /var/lib/systemd/linger".split()
 COMING_AND_GOING = re.compile(r"sshd: |\(sd-pam\)|/lib/systemd/systemd --user|"
                               r"/lib/systemd/systemd-(hostnamed|timedated|localed|userwork|user-runtime-dir)|"
-                              r"dbus-daemon --session|python3 -$|\(|$")
+                              r"dbus-daemon --session|/usr/lib/openssh/sftp-server|python3 -$|\(|$")
 
 def what(path):
     s = os.lstat(path)
@@ -155,7 +155,8 @@ def files():
 def units():
     for line in run("systemctl", "list-unit-files", "--no-legend", "--plain"):
         name, state = line.split()[:2]
-        yield name, state
+        if not re.match(r"session-[0-9]+\.scope$", name):
+            yield name, state
     for line in run("systemctl", "list-units", "--no-legend", "--plain", "--all", "--type=service,timer"):
         name, load, active = line.split()[:3]
         if load == "loaded" and not re.match(r"(user|user-runtime-dir)@|systemd-", name):
