@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 
-from kit.errors import CommandError, CommandTimeout, LinkLost, SudoError
+from kit.errors import CommandError, CommandTimeout, LinkLost, NoSpace, SudoError
 
 
 class Secret:
@@ -122,5 +122,8 @@ class Result:
         if self.command.as_root and b"sudo:" in self.stderr[:200]:
             raise SudoError(f"{name} needs root, and sudo refused: {self.complaint.splitlines()[-1]}", where=self.host,
                             next="where sudo asks for a password: kit.sudo(host); else host.supervisor: systemd-user")
+        if b"No space left on device" in self.stderr:
+            raise NoSpace(f"{name}: no space is left on the host's disk", where=self.host,
+                          next="free some space there, then try again")
         raise CommandError(f"{name}: exit {self.exit}: {self.complaint or 'said nothing'}",
                            where=self.host, next=next or "run it by hand on the host")

@@ -17,7 +17,8 @@ CLAIM = """
 umask 022
 [ -d "$1" ] || mkdir -m 1777 -- "$1" || exit 1
 boot=$(cat /proc/sys/kernel/random/boot_id)
-printf '%s' "$3" | sed "s/@BOOT@/$boot/; s/@NOW@/$(date +%s)/" > "$1/.$2.new" && mv -- "$1/.$2.new" "$1/$2.json"
+printf '%s' "$3" | sed "s/@BOOT@/$boot/; s/@NOW@/$(date +%s)/" > "$1/.$2.new" && mv -- "$1/.$2.new" "$1/$2.json" && exit
+rm -f -- "$1/.$2.new"; rmdir -- "$1" 2>/dev/null; exit 1
 """
 RELEASE = 'rm -f -- "$1/$2.json"; rmdir -- "$1" 2>/dev/null || true'
 

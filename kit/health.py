@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.command import Command
+from kit.command import sh
 from kit.engines import engine
 from kit.errors import CommandTimeout, ConnectError, HostKeyError, LinkLost, NotHealthy, ServiceDied
 from kit.following import recent, state, stop
@@ -20,6 +20,7 @@ from kit.supervisors import supervisor
 
 PROBE = "Say hello."
 PROBE_TOKENS = 8
+PROBE_S = 30.0
 LAST_LINES = 6
 WITHOUT_DRAFTER = ("none", "ngram", "suffix")   # what an n-gram finds depends on the text: nothing to hold it to
 LEAST_ACCEPT_LENGTH = 1.2       # a wrong algorithm gives 1.00; the weakest head that fits gave 1.47 (LOG.md)
@@ -32,6 +33,7 @@ PROOF_PROMPTS = (
     "The following is a list of the months of the year and what a gardener does in each of them.\n1. January:",
     "Q: Why is the sky blue?\nA:",
 )
+BOOT = 'cat /proc/sys/kernel/random/boot_id; [ ! -d /run/systemd/system ] || systemctl is-system-running'
 
 Verdict = Literal["healthy", "not yet", "useless"]
 
@@ -61,7 +63,7 @@ class Proof:
                                                                             "")
 
 
-def probe(exp: Experiment, host: Host, timeout_s: float = 30.0) -> tuple[bool, str]:
+def probe(exp: Experiment, host: Host, timeout_s: float = PROBE_S) -> tuple[bool, str]:
     """(healthy, why not): one readiness request, then one real generation. No answer in time is not healthy yet."""
     try:
         return _asked(exp, host, timeout_s)
@@ -124,7 +126,7 @@ def judge(exp: Experiment, host: Host) -> tuple[Verdict, str]:
     >>> judge(exp, host)
     ('healthy', 'drafter: accept length 2.90 over 320 tokens in 1.2 s, from its answers')
     """
-    ok, why = probe(exp, host)
+    ok, why = probe(exp, host, min(PROBE_S, exp.serve.healthy_within_s))
     if not ok:
         return "not yet", why
     try:
@@ -157,7 +159,7 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
     NotHealthy at the deadline, or when the drafter is of no use.
     """
     sup, python, unit = supervisor(exp.host.supervisor), exp.host.python, exp.unit
-    began, cursor, pause, restarts = time.monotonic(), "", 0.1, None
+    began, cursor, pause, restarts, boot = time.monotonic(), "", 0.1, None, _boot(host)
     said: list[str] = []
     stages = Stages(engine(exp.engine.name).phases)
 
@@ -186,7 +188,7 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
             return judge(exp, host)
         if over:
             end()
-        raise rebooted(exp, host, time.monotonic() - began) or \
+        raise rebooted(exp, host, boot) or \
             died(exp, host, now.result or now.active, now.exit_code, now.signal, said)
 
     while True:
@@ -215,12 +217,18 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
         pause = min(pause * 1.5, 2.0)   # quick for a small model, gentle for one that loads ten minutes
 
 
-def rebooted(exp: Experiment, host: Host, since_s: float) -> ServiceDied | None:
-    """The error where the host was started anew less than `since_s` ago."""
-    up = host.run(Command(("cat", "/proc/uptime"))).text.split()
-    if not up or float(up[0]) > since_s:
+def _boot(host: Host) -> list[str]:
+    """[boot id, what systemd says]; [] where the host did not answer."""
+    return host.run(sh(BOOT, limit_s=20)).text.split()
+
+
+def rebooted(exp: Experiment, host: Host, before: list[str]) -> ServiceDied | None:
+    """The error where the host is not in the boot of `before` any more, or is leaving it."""
+    now = _boot(host)
+    new = bool(before and now) and now[0] != before[0]
+    if not new and now[1:] != ["stopping"]:
         return None
-    return ServiceDied(f"{exp.unit} ended before it was healthy: the host was rebooted {float(up[0]):.0f} s ago",
+    return ServiceDied(f"{exp.unit} ended before it was healthy: the host {'was rebooted' if new else 'is going down'}",
                        where=host.name, next="plan and apply again; with serve.at_boot it starts with the host")
 
 

@@ -54,6 +54,9 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     """
     if want not in get_args(Want):
         raise PlanError(f"no plan leads to {want!r}", where=exp.name, next=f"known: {', '.join(get_args(Want))}")
+    if now.python is None and now.docker:
+        raise PlanError("this host has docker and no Python: the kit does not serve from containers yet",
+                        where=now.host, next="install Python 3.9 or newer and the engine on the host itself")
     unfit = supervisor(exp.host.supervisor).unfit(now)
     if unfit and want == "serving":
         raise PlanError(f"host.supervisor {exp.host.supervisor}: {unfit[0]}", where=now.host, next=unfit[1])
@@ -61,10 +64,10 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     if want in ("serving", "fetched"):
         there = not any(_missing(c, now) for c in _wanted(exp))
         serve = _service(exp, now) if want == "serving" else []
-        dry = _dry_run(exp) if serve else []
+        judge = [*_dry_run(exp), *_check(exp)] if serve else []
         fetch = [*tools(exp, now), *_runtime(exp, now), *_checkpoints(exp, now)]
-        # Before anything is written, where the engine can read the models' configs already.
-        steps = [*dry, *fetch, *serve] if there else [*fetch, *dry, *serve]
+        # Before anything is written, where the models' headers can be read already.
+        steps = [*judge, *fetch, *serve] if there else [*fetch, *judge, *serve]
     else:
         steps = _stops(exp, now)
         if want == "removed":
@@ -102,6 +105,11 @@ def _dry_run(exp: Experiment) -> list[Step]:
     if engine(exp.engine.name).dry_run(exp, "/") is None:
         return []
     return [DryRun(exp.unit, "the engine there reads the command and loads nothing; a launch refuses after minutes")]
+
+
+def _check(exp: Experiment) -> list[Step]:
+    return [Check(exp.unit, "a drafter that does not fit can run all the same, at accept length 1")] \
+        if exp.spec.needs_drafter else []
 
 
 def _wanted(exp: Experiment) -> list[Checkpoint]:
@@ -144,6 +152,11 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
     if there and there.result == "not-ours":
         raise PlanError(there.about.get("_error", f"{unit.name} is not ours"), where=now.host,
                         next="choose another experiment name, or remove that file yourself")
+    whose = now.unit_files.get(f"{exp.host.supervisor}/{unit.name}", now.root)
+    if whose != now.root:
+        raise PlanError(f"a unit specbook-{unit.name}.service is there, and is not ours: " +
+                        (f"it belongs to the kit's folder {whose}" if whose else "it was not written by this kit"),
+                        where=now.host, next="choose another experiment name, or remove that file yourself")
     _not_taken(now)
     why = _not_running(there)
     if there and there.running:
@@ -161,10 +174,8 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
         steps.append(Claim(unit, "so that a second experimenter is told who uses the GPUs"))
     if unit.env_file:
         steps.append(Secrets(unit.env_file, exp.engine.secrets, "the server gets them, and nothing else shows them"))
-    checks = [Check(exp.unit, "a drafter that does not fit can run all the same, at accept length 1")] \
-        if exp.spec.needs_drafter else []
     expect = f"; earlier starts took {_minutes(now.expected_s)}" if now.expected_s else ""
-    return [*checks, *steps, Start(unit, why, text, before),
+    return [*steps, Start(unit, why, text, before),
             Healthy(unit.name, exp.serve.healthy_within_s,
                     f"started is not healthy: it must answer a generation{expect}")]
 

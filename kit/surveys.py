@@ -29,6 +29,7 @@ class Survey:
     linger, user_manager   systemd keeps this user's services after logout; its user instance answers
     pid1, container, docker   name of process 1; docker | podman | … when inside one; "" | there | usable
     leases       notes of all who use the GPUs (`boot_id` tells whether they are of this boot)
+    unit_files   {supervisor/name: folder of the kit that it belongs to, "" where it is nobody's}
     expected_s   what earlier launches took here, where somebody filled it in
 
     >>> kit.survey(exp, host).gpus
@@ -68,6 +69,7 @@ class Survey:
     container: str = ""
     docker: str = ""
     leases: tuple[Lease, ...] = ()
+    unit_files: Mapping[str, str] = field(default_factory=dict, repr=False)
     expected_s: float | None = None
 
     def unit(self, name: str) -> UnitState | None:

@@ -153,6 +153,19 @@ def test_the_notes_of_others_are_read_and_none_of_them_can_speak_for_another_fac
     assert [(x.who, x.since_s) for x in found] == [("ann", 5), ("privilege root", None)]
 
 
+def test_unit_files_under_our_names_are_found_with_whose_they_are(tmp_path):
+    files = tmp_path / "config" / "systemd" / "user"
+    files.mkdir(parents=True)
+    unit = "[Service]\nExecStart=/x\nEnvironment=\"Root=no\"\n"
+    ours = '[X-Specbook]\nRoot="/home/it\'s me/.specbook"\nDigest=1\n'
+    (files / "specbook-ours.service").write_text(unit + ours)
+    (files / "specbook-theirs.service").write_text(unit.replace("Env", "Root=/a\nEnv"))
+    (files / "specbook-a\x1eprivilege\nroot.service").write_text(unit)
+    (files / "other.service").write_text(unit + ours)
+    assert ask(BY_NAME["unit_files"], {"XDG_CONFIG_HOME": str(tmp_path / "config")}) == {
+        "systemd-user/ours": "/home/it's me/.specbook", "systemd-user/theirs": ""}
+
+
 @pytest.mark.parametrize("said, exit, privilege", [
     ("", 0, "sudo"), ("sudo: a password is required", 1, "sudo-password"),
     ("sudo-rs: interactive authentication is required", 1, "sudo-password"),

@@ -180,9 +180,9 @@ def kinds(steps):
     return [type(s).__name__ for s in steps]
 
 
-def test_the_dry_run_comes_before_anything_is_written_and_the_gpus_are_claimed_before_the_start():
+def test_the_command_and_the_pair_are_judged_before_anything_is_written_and_the_gpus_claimed_before_the_start():
     steps = kinds(plan(K26, BIG))
-    assert steps[0] == "DryRun" and steps[-4:] == ["Check", "Claim", "Start", "Healthy"]
+    assert steps[:2] == ["DryRun", "Check"] and steps[-3:] == ["Claim", "Start", "Healthy"]
 
 
 def test_with_a_checkpoint_still_to_fetch_the_dry_run_waits_for_its_config():
@@ -235,6 +235,25 @@ def test_a_host_without_systemd_is_told_which_supervisor_serves_instead():
 def test_a_unit_file_of_somebody_else_under_our_name_ends_the_plan():
     with pytest.raises(PlanError, match="not ours"):
         plan(K26, k26_serving(active="failed", result="not-ours", about={"_error": "x.service is not ours"}))
+
+
+@pytest.mark.parametrize("files, says", [
+    ({"systemd/k26-eagle3": ""}, "not written by this kit"), ({"systemd/k26-eagle3": "/home/ann/.s"}, "/home/ann/.s"),
+    ({"systemd/k26-eagle3": "/r", "systemd-user/k26-eagle3": ""}, ""), ({"systemd/other": ""}, "")])
+def test_one_that_the_kit_s_folder_knows_nothing_of_does_too(files, says):
+    now = replace(BIG, unit_files=files)
+    if not says:
+        assert plan(K26, now).steps
+        return
+    with pytest.raises(PlanError, match="is not ours") as e:
+        plan(K26, now)
+    assert says in e.value.what and "another experiment name" in e.value.next
+
+
+def test_a_host_with_docker_alone_is_refused_by_that_name():
+    with pytest.raises(PlanError, match="docker and no Python") as e:
+        plan(K26, replace(BIG, systemd=False, python=None, docker="usable"))
+    assert "on the host itself" in e.value.next
 
 
 def test_secrets_are_named_in_the_plan_and_their_values_nowhere(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,20 @@ def _lease(path: str, doc: dict[str, Any]) -> Lease:
                  whole("since_s"))
 
 
+def _unit_files(text: str) -> dict[str, str]:
+    """Lines `SUPERVISOR NAME "ROOT"` → {supervisor/name: root}; root "" where the file does not say whose it is."""
+    rows = [line.split(" ", 2) for line in text.splitlines()]
+    return {f"{r[0]}/{r[1]}": _string(r[2]) for r in rows if len(r) == 3}
+
+
+def _string(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 FACTS = (
     Fact("shipped", 'cd "$root/bin" && sha256sum -- * 2>/dev/null || true', _sums),
     Fact("engines", """
@@ -104,6 +119,18 @@ for d in "$root"/models/*/; do
   if [ -f "$d/.specbook.json" ]; then printf 'manifest '; tr -d '\\n' < "$d/.specbook.json"; echo; fi
   find -L "$d" -type f ! -name .specbook.json -printf 'file %s %P\\n' 2>/dev/null
 done""", _models),
+    # Where systemd looks for them: also those that the kit's folder knows nothing of.
+    Fact("unit_files", """
+for kind in systemd systemd-user; do
+  case $kind in systemd) d=/etc/systemd/system ;; *) d=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user ;; esac
+  for f in "$d"/specbook-*.service; do
+    n=${f##*/specbook-}; n=${n%.service}
+    case $n in *[!a-z0-9-]*) continue ;; esac
+    [ -f "$f" ] || continue
+    whose=$(sed -n '/^\\[X-Specbook]/,$ s/^Root=//p' "$f" 2>/dev/null | head -n 1 | tr -d '\\000-\\037')
+    printf '%s %s %s\\n' "$kind" "$n" "$whose"
+  done
+done""", _unit_files),
     # Names and bytes are strangers': neither may end this fact and begin another, nor be endless.
     Fact("leases", f"""
 for f in {LEASES}/*.json; do

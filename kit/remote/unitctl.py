@@ -30,7 +30,6 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.dont_write_bytecode = True
@@ -214,7 +213,7 @@ def start(sd: Systemd, name: str) -> None:
     busy = babysit.holder(about.get("port"))
     if busy:
         raise Refused(BUSY, f"port {about['port']} is busy: {busy[0]}")
-    verify(sd, name, text)
+    verify(sd, name)
     install(sd, name, text)
     for old in ("ended", "invocation"):
         with contextlib.suppress(FileNotFoundError):
@@ -226,17 +225,15 @@ def start(sd: Systemd, name: str) -> None:
     settle(sd, name)
 
 
-def verify(sd: Systemd, name: str, text: str) -> None:
-    """systemd-analyze's opinion of the file, before anything is installed."""
-    with tempfile.TemporaryDirectory(prefix="specbook-") as place:
-        path = f"{place}/{service(name)}"
-        write(path, text)
-        try:
-            done = subprocess.run(["systemd-analyze", *sd.options, "verify", path], stdin=subprocess.DEVNULL,
-                                  capture_output=True, timeout=60)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
-            return                                          # a host without it: systemd itself will say
-    said = [line.replace(f"{place}/", "") for line in done.stderr.decode("utf-8", "replace").splitlines()
+def verify(sd: Systemd, name: str) -> None:
+    """systemd-analyze's opinion of the file, before it is installed: where the caller wrote it."""
+    folder = f"{sd.units}/{name}"
+    try:
+        done = subprocess.run(["systemd-analyze", *sd.options, "verify", f"{folder}/{service(name)}"],
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return                                              # a host without it: systemd itself will say
+    said = [line.replace(f"{folder}/", "") for line in done.stderr.decode("utf-8", "replace").splitlines()
             if service(name) in line]
     if done.returncode and said:
         raise Refused(BAD_UNIT, "; ".join(said))
@@ -245,8 +242,14 @@ def verify(sd: Systemd, name: str, text: str) -> None:
 def install(sd: Systemd, name: str, text: str) -> None:
     if sd.installed(name) != text:
         os.makedirs(sd.files, exist_ok=True)
-        write(f"{sd.path(name)}.new", text)
-        os.replace(f"{sd.path(name)}.new", sd.path(name))
+        fresh = f"{sd.path(name)}.new"
+        try:
+            write(fresh, text)
+            os.replace(fresh, sd.path(name))
+        except OSError:                                     # a full disk: nothing half-written stays
+            with contextlib.suppress(OSError):
+                os.unlink(fresh)
+            raise
     sd.call("daemon-reload")
 
 

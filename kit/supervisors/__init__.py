@@ -24,7 +24,7 @@ EXITS: dict[int, tuple[type[KitError], str]] = {
     13: (PlanError, "start it again: that writes the file anew (stop it first if it still runs)"),
     14: (PortBusy, "stop that process on the host, then stop the unit again"),
     15: (ServiceDied, "mend the program or the folder it names, then start again"),
-    16: (NoSpace, "make room on the host, then try again"),
+    16: (NoSpace, "free some space on the host, then try again"),
     17: (ServiceError, "state D waits inside a driver: look at dmesg on the host; often only a reboot ends it"),
     18: (PlanError, "check who owns the kit's folder on the host, and its modes"),
     19: (PlanError, "choose another experiment name, or remove that file yourself"),

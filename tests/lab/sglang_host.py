@@ -15,9 +15,15 @@ ROOT = LAB / "alpha" / "root"                   # alpha's disk, as seen from out
 CARDS = project.root() / "data" / "cards"
 MODELS = {"Kimi-K2.6": "kimi-k2.6", "kimi-k2.6-eagle3": "kimi-k2.6-eagle3"}
 CLEAN = """
-for f in /etc/systemd/system/specbook-*.service; do [ -e "$f" ] || continue
-  systemctl stop "${f##*/}"; systemctl disable -q "${f##*/}"; rm -f "$f"; done
-systemctl daemon-reload; systemctl reset-failed
+set -- /etc/systemd/system/specbook-*.service
+if [ -e "$1" ]; then
+  for f; do systemctl kill --signal=KILL "${f##*/}" 2>/dev/null; systemctl disable -q "${f##*/}"; rm -f "$f"; done
+  systemctl daemon-reload; systemctl reset-failed
+fi
+for h in /home/*; do
+  [ -d "$h/.config" ] || continue
+  u=${h##*/}; systemctl --user --machine="$u@" stop 'specbook-*' 2>/dev/null
+done
 rm -rf /home/*/.specbook /home/*/.config /root/.specbook /tmp/specbook.lock.d"""
 
 
