@@ -19,6 +19,7 @@ from kit.adopting import unchanged
 from kit.applying import Applier
 from kit.engines import engine, service
 from kit.errors import JobError, PlanError
+from kit.evidence import evidence
 from kit.following import run_to_end, state, stop, to_end
 from kit.job import Job
 from kit.planning import tools
@@ -63,7 +64,8 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
     ended = there if there and not there.running else wait(
         host, supervisor(jobs.host.supervisor), exp.host.python, unit, on_line, job.raise_if_cancelled)
     meta = {"id": run_id, "identity": key, "purpose": purpose, **_meta(exp, host, now)}
-    run = store.collect(host, workload.remote_dir(host.root, run_id), meta, folder)
+    run = store.collect(host, workload.remote_dir(host.root, run_id), meta, folder,
+                        evidence(exp, host, ended.started_at))
     if ended.result != "success":
         raise JobError(f"the benchmark ended early (exit {ended.exit_code}, {ended.signal or ended.result})",
                        where=f"{host.name}: what was measured is kept in {run.folder}",

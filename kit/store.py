@@ -6,6 +6,7 @@
         records.jsonl   one raw record per request, warm-up and failed ones too
         cells.jsonl     per (prompt set, concurrency): metrics pages before and after, client CPU
         done.json       only in a complete run
+        unit.txt, server.json, server.log   of the service that was measured, where they could be read (kit.evidence)
 
 A folder appears under its name only when everything is in it.
 """
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kit.command import sh
@@ -76,10 +78,12 @@ def new_id(exp: Experiment, now: datetime | None = None) -> str:
     return f"{now:%Y%m%dT%H%M%SZ}-{exp.name}-{exp.arm_name}-{secrets.token_hex(2)}"
 
 
-def collect(host: Host, remote_dir: str, meta: Mapping[str, Any], folder: str | Path = FOLDER) -> Run:
+def collect(host: Host, remote_dir: str, meta: Mapping[str, Any], folder: str | Path = FOLDER,
+            beside: Mapping[str, bytes] = MappingProxyType({})) -> Run:
     """Bring a run home, complete or not. A complete one that is here already is left alone.
 
-    meta   the facts for run.json; it needs id, experiment (as `model_dump`), arm and engine {"name": …}
+    meta     the facts for run.json; it needs id, experiment (as `model_dump`), arm and engine {"name": …}
+    beside   further files of the run: {name: content}
 
     Raises a `HostError` when the link breaks; then nothing appears here and nothing is lost there.
     """
@@ -98,6 +102,8 @@ def collect(host: Host, remote_dir: str, meta: Mapping[str, Any], folder: str | 
                 host.get(f"{remote_dir}/{name}", str(fresh / name))
         facts = {"schema": SCHEMA, "created": datetime.now(UTC).isoformat(timespec="seconds"), **meta}
         (fresh / "run.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        for name, content in beside.items():
+            (fresh / name).write_bytes(content)
         fresh.chmod(0o755)
         if final.exists():              # an incomplete one, brought home earlier
             final.rename(fresh / "replaced")

@@ -29,7 +29,7 @@ LAYERS = [
     {"rehearsal", "rehearsal_server", "sshhost"},
     {"host", "job", "plots", "sources", "store", "launches"},
     {"following", "surveying", "checking", "dryrun", "pages", "adopting"},
-    {"health", "prelaunch", "gpus"},
+    {"health", "prelaunch", "gpus", "evidence"},
     {"applying"},
     {"benching"},
     {"verbs", "reading"},

@@ -165,7 +165,7 @@ def data(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lingering(shell):
-    """deploy's user services stay, until the end of the test."""
-    shell("alpha", "loginctl enable-linger deploy; systemctl start user@$(id -u deploy)")
+    """guest's user services stay, until the end of the test."""
+    shell("alpha", "loginctl enable-linger guest; systemctl start user@$(id -u guest)")
     yield
-    shell("alpha", "loginctl disable-linger deploy")
+    shell("alpha", "loginctl disable-linger guest")

@@ -45,10 +45,9 @@ def test_as_first_written_it_is_refused_before_a_file_is_written_and_lint_says_w
 
 # -- mended
 
-@pytest.mark.parametrize("supervisor", ["systemd", "systemd-user"])
 def test_from_a_plan_that_shows_the_unit_to_healthy_through_the_tunnel_to_another_setting_and_back(
-        alpha, snapshot, shell, lingering, supervisor):
-    exp, before = k26(supervisor=supervisor), snapshot(alpha)
+        alpha, snapshot, shell):
+    exp, before = k26(), snapshot(alpha)
     steps = plan(exp, alpha)
     assert verbs(steps)[0] == "dryrun" and verbs(steps)[-2:] == ["start", "healthy"] and all(r[2] for r in steps.rows())
     shown = steps.diff.splitlines()
@@ -65,6 +64,12 @@ def test_from_a_plan_that_shows_the_unit_to_healthy_through_the_tunnel_to_anothe
     assert "0.0.0.0:30001" not in shell("alpha", "ss -Hltn")
     assert not plan(exp, alpha) and "nothing to do" in repr(plan(exp, alpha))
 
+    run = kit.bench(exp, alpha).result(60)
+    kept = {name: (run.folder / name).read_text() for name in ("unit.txt", "server.log", "server.json")}
+    assert run.complete and kept["unit.txt"] == shell(alpha, "cat /etc/systemd/system/specbook-k26-eagle3.service")
+    assert "server_args=ServerArgs(" in kept["server.log"] and "POST /v1/chat/completions" in kept["server.log"]
+    assert json.loads(kept["server.json"])["speculative_num_draft_tokens"] == 4
+
     deeper = exp.with_(**{"spec.steps": 5})
     again = plan(deeper, alpha)
     assert verbs(again) == ["dryrun", "check", "stop", "free", "claim", "start", "healthy"]
@@ -79,6 +84,15 @@ def test_from_a_plan_that_shows_the_unit_to_healthy_through_the_tunnel_to_anothe
     assert {"stop", "forget", "remove"} <= set(verbs(undo))
     kit.apply(undo, alpha).result(60)
     assert changes(before, snapshot(alpha)) == [] and not plan(deeper, alpha, "removed")
+
+
+def test_a_user_service_becomes_healthy_without_root_and_leaves_nothing_behind_either(
+        connect_as, lingering, snapshot):
+    guest, exp = connect_as("guest"), k26(host="alpha-guest", supervisor="systemd-user")
+    before = snapshot(guest)
+    assert apply(exp, guest).result() > 0 and not plan(exp, guest)
+    apply(exp, guest, "removed").result()
+    assert changes(before, snapshot(guest)) == []
 
 
 def test_the_other_arm_takes_the_port_and_the_gpus_by_a_visible_stop(alpha):

@@ -130,7 +130,7 @@ def test_a_port_that_a_stranger_holds_is_named_in_the_plan_and_found_out_where_i
 
 # -- the disk
 
-@pytest.mark.parametrize("pages, until", [(-9, "write"), (0, "claim"), (3, "start")])
+@pytest.mark.parametrize("pages, until", [(0, "claim"), (3, "start")])
 def test_a_full_disk_is_named_and_with_room_again_the_plan_goes_through(
         alpha, fill_disk, free_disk, shell, pages, until):
     """Room for the kit's programs and so many pages more: the note on the GPUs, the unit here and there."""
@@ -147,19 +147,19 @@ def test_a_full_disk_is_named_and_with_room_again_the_plan_goes_through(
 
 # -- the host and the way to it
 
-def test_a_reboot_in_the_middle_of_a_wait_is_told_as_that_and_all_is_found_again_by_its_name(alpha, reboot):
-    exp = k26(fault="never-bind", **{"serve.healthy_within_s": 60.0})
-    job = kit.apply(plan(exp, alpha), alpha)
+def test_a_reboot_ends_a_wait_by_that_name_and_what_is_to_start_with_the_host_serves_again(alpha, reboot):
+    env = k26().engine.env
+    stays = k26("baseline", **{"serve.at_boot": True, "engine.env": {**env, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}})
+    loads = k26(**{"serve.healthy_within_s": 60.0, "serve.port": 30002, "engine.env": {
+        **env, "CUDA_VISIBLE_DEVICES": "4,5,6,7", "STANDIN_FAULT": "never-bind"}})
+    apply(stays, alpha).result()
+    job = kit.apply(plan(loads, alpha), alpha)
     assert eventually(lambda: [line for line in job.lines() if "Load weight begin" in line], 20)
     reboot(alpha)
     error = refused(ServiceDied, lambda: job.result(60))
     assert re.search("the host (was rebooted|is going down)", error.what) and "at_boot" in error.next
-    assert not state(exp, alpha).running
-    healthy = k26(**{"serve.at_boot": True})
-    assert [r for r in plan(healthy, alpha).rows() if r[0] == "start"]
-    apply(healthy, alpha).result()
-    reboot(alpha)
-    assert not plan(healthy, alpha) and apply(healthy, alpha).result() > 0
+    assert not state(loads, alpha).running and [r for r in plan(loads, alpha).rows() if r[0] == "start"]
+    assert not plan(stays, alpha) and apply(stays, alpha).result() > 0
 
 
 def test_killed_ssh_sessions_in_the_middle_of_a_wait_cost_nothing(alpha, kill_sshd_sessions):
