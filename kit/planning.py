@@ -54,12 +54,22 @@ def plan(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
     """
     if want not in get_args(Want):
         raise PlanError(f"no plan leads to {want!r}", where=exp.name, next=f"known: {', '.join(get_args(Want))}")
+    if want == "serving":
+        fit(exp, now)
+    return planned(exp, now, want)
+
+
+def fit(exp: Experiment, now: Survey) -> None:
+    """Raises PlanError where the host cannot keep a service as `host.supervisor` wants it."""
     if now.python is None and now.docker:
         raise PlanError("this host has docker and no Python: the kit does not serve from containers yet",
                         where=now.host, next="install Python 3.9 or newer and the engine on the host itself")
-    unfit = supervisor(exp.host.supervisor).unfit(now)
-    if unfit and want == "serving":
+    if unfit := supervisor(exp.host.supervisor).unfit(now):
         raise PlanError(f"host.supervisor {exp.host.supervisor}: {unfit[0]}", where=now.host, next=unfit[1])
+
+
+def planned(exp: Experiment, now: Survey, want: Want = "serving") -> Plan:
+    """The plan of a host that fits; of another one, for reading only."""
     exp = for_jobs(exp)     # beside a service that is not ours the kit keeps its benchmarks, which can be undone
     if want in ("serving", "fetched"):
         there = not any(_missing(c, now) for c in _wanted(exp))

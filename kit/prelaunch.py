@@ -26,13 +26,14 @@ from kit.lint.case import Target
 from kit.memory import MemoryPlan, memory_plan
 from kit.modelfacts import LocalReader, ModelFacts, read_model
 from kit.nccl import advice
-from kit.planning import plan as plan_of
+from kit.planning import fit, planned
 from kit.seams import Host, Unit
 from kit.spec import Checkpoint, Experiment
-from kit.steps import Plan
+from kit.steps import Plan, diff
+from kit.supervisors import supervisor
 from kit.surveying import survey
 from kit.surveys import Survey
-from kit.words import command_text
+from kit.words import Text, command_text
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Preflight:
     host     what the host has of what the launch needs
     plan     the steps; None where there can be none, and `host` says why
     dry      what the engine there itself says about the command
+    unit     the unit file, or with host.supervisor: process the command, as it will be on the host
+    before   as it is there now
 
     >>> kit.preflight(exp, host).require().plan
     """
@@ -70,6 +73,13 @@ class Preflight:
     host: Report
     plan: Plan | None = field(repr=False)
     dry: Report = Report(())
+    unit: Text = field(default=Text(), repr=False)
+    before: str = field(default="", repr=False)
+
+    @property
+    def diff(self) -> Text:
+        """The unit as a unified diff against what is on the host."""
+        return diff(self.before, self.unit)
 
     @cached_property
     def report(self) -> Report:
@@ -131,6 +141,7 @@ def preflight(exp: Experiment, host: Host) -> Preflight:
     found += refusal
     target, drafter = models["target"], models.get("drafter")
     arch, memory_mib, used_mib = _gpu(exp, now)
+    running = now.unit(unit.name)
     known = target is not None and ("drafter" not in models or drafter is not None)
     return Preflight(
         exp, Words(unit),
@@ -140,7 +151,9 @@ def preflight(exp: Experiment, host: Host) -> Preflight:
         if known else _unread(models),
         memory=_memory(exp, target, drafter, memory_mib, used_mib) if known and memory_mib else None,
         host=Report(tuple(found), f"what {host.name} has"), plan=steps,
-        dry=_dry_run(exp, host, all(there) and bool(exp.engine.python), target))
+        dry=_dry_run(exp, host, all(there) and bool(exp.engine.python), target),
+        unit=Text(supervisor(exp.host.supervisor).text(unit, host.root, host.user)),
+        before=running.about.get("_text", "") if running else "")
 
 
 def _dry_run(exp: Experiment, host: Host, possible: bool, target: ModelFacts | None) -> Report:
@@ -249,7 +262,11 @@ def _engine(exp: Experiment, host: Host) -> tuple[Installed, list[Finding]]:
 
 
 def _plan(exp: Experiment, now: Survey) -> tuple[Plan | None, list[Finding]]:
-    try:
-        return plan_of(exp, now), []
-    except PlanError as e:
-        return None, [Finding("host-plan", "fail", e.what, fix=e.next)]
+    found: list[Finding] = []
+    for id, asked in (("host-supervisor", fit), ("host-plan", planned)):
+        try:
+            plan = asked(exp, now)
+        except PlanError as e:
+            found.append(Finding(id, "fail", e.what, fix=e.next))
+            plan = None
+    return plan, found

@@ -9,6 +9,7 @@ from difflib import unified_diff
 
 from kit.seams import Unit
 from kit.spec import Checkpoint, Experiment
+from kit.words import Text
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,13 @@ class Remove:
 
 Step = Write | Run | Fetch | Check | DryRun | Secrets | Stop | Free | Claim | Start | Healthy | Forget | Remove
 
+
+def diff(before: str, text: str) -> Text:
+    """What changes in a unit on the host, as a unified diff; all of it where there was none."""
+    return Text("\n".join(unified_diff(before.splitlines(), text.splitlines(), "on the host", "planned", n=3,
+                                       lineterm="")))
+
+
 @dataclass(frozen=True)
 class Plan:
     """Numbered steps with their reasons; empty when the host is as wanted.
@@ -184,14 +192,9 @@ class Plan:
         return [(type(s).__name__.lower(), s.subject, s.why) for s in self.steps]
 
     @property
-    def diff(self) -> str:
+    def diff(self) -> Text:
         """The unit that is started, as a unified diff against what is on the host; "" where none is started."""
-        for step in self.steps:
-            if isinstance(step, Start):
-                lines = unified_diff(step.before.splitlines(), step.text.splitlines(), "on the host", "planned", n=3,
-                                     lineterm="")
-                return "\n".join(lines)
-        return ""
+        return next((diff(step.before, step.text) for step in self.steps if isinstance(step, Start)), Text())
 
     def __repr__(self) -> str:
         if not self.steps:

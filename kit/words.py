@@ -47,6 +47,18 @@ class Account:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
+class Text(str):
+    """A text that a notebook shows as it is: its lines, not one quoted string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self)}</pre>"
+
+
 def seconds(s: float) -> str:
     """A duration for the eye: `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
     if s < 60:

@@ -12,6 +12,7 @@ import kit
 from kit import prelaunch, project
 from kit.errors import CheckError
 from kit.facts import Gpu
+from kit.seams import UnitState
 
 HERE = project.root()
 RTX = tuple(Gpu(i, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 4, "580.95", "12.0") for i in range(8))
@@ -19,7 +20,9 @@ RTX = tuple(Gpu(i, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 4, "58
 
 @pytest.fixture
 def load():
-    return lambda name: kit.Experiment.load(f"configs/{name}.yaml", "rehearsal")
+    """On the rehearsal host, which keeps services without systemd wherever the tests run."""
+    return lambda name: kit.Experiment.load(f"configs/{name}.yaml", "rehearsal").with_(
+        **{"host.supervisor": "process"})
 
 
 @pytest.fixture
@@ -76,6 +79,30 @@ def test_with_everything_there_it_can_be_launched_and_has_not_been(fitted, rehea
     assert kit.survey(fitted, rehearsal_host).unit(fitted.unit) is None
 
 
+def test_a_host_without_systemd_fails_for_that_and_the_unit_and_its_diff_are_shown_all_the_same(
+        fitted, monkeypatch, rehearsal_host):
+    now = prelaunch.survey
+    monkeypatch.setattr(prelaunch, "survey", lambda exp, host: replace(now(exp, host), systemd=False))
+    flight = kit.preflight(fitted.with_(**{"host.supervisor": "systemd"}), rehearsal_host)
+    assert failed(flight.report) == {"host-supervisor"} and not flight
+    assert "host.supervisor: process" in finding(flight.host, "host-supervisor").fix
+    assert [verb for verb, _, _ in flight.plan.rows()][-2:] == ["start", "healthy"]
+    shown = repr(flight.unit).splitlines()
+    assert "KillMode=mixed" in shown and '    "--speculative-num-steps" "3" \\' in shown
+    assert repr(flight.diff).splitlines()[3:] == [f"+{line}" for line in shown], "all of it, where there was none"
+
+
+def test_the_diff_is_against_the_unit_that_is_there(fitted, monkeypatch, rehearsal_host):
+    exp = fitted.with_(**{"host.supervisor": "systemd"})
+    before = kit.preflight(exp, rehearsal_host).unit
+    there = UnitState(exp.unit, "active", "running", about={"_text": str(before)})
+    now = prelaunch.survey
+    monkeypatch.setattr(prelaunch, "survey", lambda exp, host: replace(now(exp, host), systemd=True, units=(there,)))
+    deeper = kit.preflight(exp.with_(**{"spec.steps": 5}), rehearsal_host).diff.splitlines()
+    assert '-    "--speculative-num-steps" "3" \\' in deeper and '+    "--speculative-num-steps" "5" \\' in deeper
+    assert len(deeper) < len(before.splitlines())
+
+
 def test_memory_that_others_hold_is_named_and_taken_off(fitted, monkeypatch, rehearsal_host):
     free = kit.preflight(fitted, rehearsal_host).memory.free_gib
     busy = (*RTX[:3], replace(RTX[3], used_mib=20480), *RTX[4:])
@@ -108,8 +135,11 @@ def test_the_notebook_shows_every_check_and_starts_nothing(rehearsal_host):
     text = "\n".join(shown)
     for part in ("trust-remote-code", "spec-terms", "hidden-size", "KV tokens", "8 × 95.59 GiB", "memory-weights",
                  "--speculative-num-steps 3", "--tp-size 8", "host-gpus", "healthy  k26-eagle3",
-                 "k26-eagle3 is not launched: 3 failed", "spec-steps-missing"):
+                 "k26-eagle3 is not launched: ", "spec-steps-missing"):
         assert part in text, part
+    unit, diff = (next(t for t in shown if t.startswith(head)) for head in ("# Written by Specbook", "--- on the host"))
+    assert '    "--speculative-num-steps" "3" \\' in unit.splitlines() and "NCCL_P2P_LEVEL=5" in unit
+    assert diff.splitlines()[3:] == [f"+{line}" for line in unit.splitlines()]
     exp = kit.Experiment.load("configs/k26-eagle3.yaml", "rehearsal")
     now = kit.survey(exp, rehearsal_host)
     assert not [u for u in now.units if u.about.get("experiment") == exp.name] and now.port_holder is None
