@@ -85,9 +85,10 @@ def test_imports_go_down_and_effects_stay_in_their_module(path):
 def test_what_travels_to_the_host_is_one_file_of_python_3_9_and_the_standard_library(path):
     ast.parse(path.read_text(), feature_version=(3, 9))
     tops = {name.split(".")[0] for name in imports(path)}
-    assert tops - {"xllamacpp", "babysit", "sglang"} <= sys.stdlib_module_names, tops
+    assert tops - {"xllamacpp", "babysit", "journal", "sglang"} <= sys.stdlib_module_names, tops
     assert ("sglang" in tops) <= (path.name == "sglang_dryrun.py")
     assert ("babysit" in tops) <= (path.name == "unitctl.py"), "unitctl builds on babysit, which travels with it"
+    assert ("journal" in tops) <= (path.name in ("unitctl.py", "foreign_unit.py")), "both read systemd's journal"
     assert ("xllamacpp" in tops) <= (path.name == "llamacpp_server.py")
 
 

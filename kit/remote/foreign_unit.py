@@ -22,7 +22,8 @@ import select
 import stat
 import subprocess
 import sys
-import time
+
+from journal import Reader
 
 OK, USAGE, UNKNOWN, NO_SYSTEMD, NO_LOG = 0, 2, 12, 21, 22
 ALIVE = ("active", "activating", "deactivating", "reloading")
@@ -34,7 +35,6 @@ SECRET = re.compile(r"(?i)(token|key|secret|password|passwd|pass)$")
 INVOCATION = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
 PIECE = 65536
 MOST = 32               # processes that are told of one service
-GAP = b"[specbook: the journal no longer has the lines before this one]"
 SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -293,16 +293,14 @@ class Out:
 
 
 class Journal:
-    """Frames of a unit's journal. A cursor is the journal's own, with `~k` when k lines of an entry are told."""
+    """The journal of a unit, from the start of its present run on."""
 
     def __init__(self, scope: str, name: str, out: Out, cursor: str):
-        self.name, self.scope, self.out = name, scope, out
-        self.at, _, told = cursor.partition("~")
-        self.told = int(told or 0)
-        self.since = self.at
+        self.name, self.scope, self.out, self.since = name, scope, out, ""
+        self.reader = Reader(out.frame, out.wait, cursor, tuple(scoped(scope)))
 
     def command(self, *words: str, match: tuple[str, ...] = ()) -> list[str]:
-        after = ["--cursor", self.since] if self.since else []
+        after = ["--cursor", self.since] if self.since and not self.reader.at else []
         return ["journalctl", *scoped(self.scope), "--no-pager", "--quiet", "--output=json", "--all", *after, *words,
                 *(match or (f"--unit={self.name}",))]
 
@@ -320,58 +318,8 @@ class Journal:
                     self.since = json.loads(p.stdout.readline())["__CURSOR"]
                 p.kill()
 
-    def emit(self, line: bytes, first: bool) -> None:
-        try:
-            entry = json.loads(line)
-            cursor, when = entry["__CURSOR"], int(entry["__REALTIME_TIMESTAMP"]) / 1e6
-        except (ValueError, KeyError, TypeError):
-            return
-        pieces = message(entry.get("MESSAGE")).split(b"\n")
-        skip = 0
-        if first and self.at:
-            if cursor == self.at:
-                skip = self.told or len(pieces)
-            elif not self.kept():
-                self.out.frame(f"{cursor}~0", when, GAP)
-        for k, piece in enumerate(pieces[skip:], skip + 1):
-            whole = k == len(pieces)
-            self.at, self.told = cursor, 0 if whole else k
-            self.since = cursor
-            self.out.frame(cursor if whole else f"{cursor}~{k}", when, piece)
-
-    def kept(self) -> bool:
-        words = ["journalctl", *scoped(self.scope), "--quiet", "--output=json", "--cursor", self.at, "--lines=1"]
-        return self.at.encode() in subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).stdout
-
-    def there(self) -> None:
-        with subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as p:
-            for n, line in enumerate(p.stdout):
-                self.emit(line, n == 0)
-
-    def live(self) -> None:
-        """As it comes, through restarts, until the unit has ended."""
-        p = subprocess.Popen(self.command("--follow", "--lines=all"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        rest, first, asked = b"", True, 0.0
-        try:
-            while True:
-                if select.select([p.stdout], [], [], 0.1)[0]:
-                    chunk = os.read(p.stdout.fileno(), PIECE)
-                    *whole, rest = (rest + chunk).split(b"\n")
-                    for line in whole:
-                        self.emit(line, first)
-                        first = False
-                    if not chunk:
-                        break
-                    continue
-                self.out.wait(0)
-                if time.monotonic() > asked + 0.5:
-                    asked = time.monotonic()
-                    if show(self.scope, self.name)["ActiveState"] not in ALIVE:
-                        break
-        finally:
-            p.kill()
-            p.wait()
-            p.stdout.close()
+    def ended(self) -> bool:
+        return show(self.scope, self.name)["ActiveState"] not in ALIVE
 
     def settle(self) -> None:
         """Journald is behind: what a service said last may not be in the journal when its end is known."""
@@ -380,25 +328,17 @@ class Journal:
             self.out.wait(0.3)
 
     def follow(self, wait: bool) -> None:
+        """As it comes, through restarts, until the unit has ended."""
         now = show(self.scope, self.name)
         if now.get("LoadState") == "not-found":
             raise Refused(UNKNOWN, f"no unit {self.name} ({self.scope})")
-        if not self.at:
+        if not self.reader.at:
             self.begin(now.get("InvocationID", ""))
         if wait and now["ActiveState"] in ALIVE:
-            self.live()
+            self.reader.live(self.command, self.ended)
         if wait:
             self.settle()
-        self.there()
-
-
-def message(said) -> bytes:
-    """MESSAGE is text, a list of bytes, or null."""
-    if isinstance(said, list) and all(isinstance(b, int) for b in said):
-        return bytes(said)
-    if isinstance(said, list):
-        return b"\n".join(message(s) for s in said)
-    return b"[not shown by the journal]" if said is None else str(said).encode("utf-8", "surrogatepass")
+        self.reader.there(self.command)
 
 
 def follow_process(pid: int, start: int, out: Out, cursor: str, wait: bool) -> None:

@@ -7,8 +7,8 @@
     unitctl.py remove NAME --root R --scope S      forget a unit that does not run
 
 Scope `system` needs root for start, stop and remove (and for following, where the journal is not readable);
-scope `user` needs none, but lingering. Standard library, Python >= 3.9; babysit.py lies beside it. What the
-caller wrote, and what is known of the last run, is in R/units/NAME/:
+scope `user` needs none, but lingering. Standard library, Python >= 3.9; babysit.py and journal.py lie beside it. What
+the caller wrote, and what is known of the last run, is in R/units/NAME/:
 
     specbook-NAME.service   as it should be installed
     systemd.json            digest, kind, port, about, root
@@ -26,7 +26,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import babysit  # noqa: E402
 from babysit import BUSY, DAMAGED, NOT_ENDED, NOT_STARTED, RUNNING, STILL_OPEN, UNKNOWN, Refused  # noqa: E402
+from journal import Reader, parsed  # noqa: E402
 
 NOT_OURS, BAD_UNIT, NO_SYSTEMD = 19, 20, 21
 ALIVE = ("active", "activating", "deactivating", "reloading")
@@ -48,7 +48,6 @@ STATUS = {200: "the working folder cannot be entered (200/CHDIR)", 203: "the pro
           216: "its group is unknown (216/GROUP)", 217: "its user is unknown (217/USER)",
           226: "its file system view cannot be made (226/NAMESPACE)"}
 MARK = "X-Specbook"
-GAP = "[specbook: the journal no longer has the lines before this one]"
 
 
 class Systemd:
@@ -341,25 +340,6 @@ def journal(sd: Systemd, invocation: str, *words: str) -> list[str]:
     return ["journalctl", *sd.options, "--no-pager", "--quiet", "--output=json", "--all", *words, *match]
 
 
-def message(entry: dict) -> bytes:
-    """MESSAGE is text, a list of bytes (not UTF-8, or with an escape), or null (too long without --all)."""
-    said = entry.get("MESSAGE")
-    if isinstance(said, list) and all(isinstance(b, int) for b in said):
-        return bytes(said)
-    if isinstance(said, list):                              # the field came twice
-        return b"\n".join(message({"MESSAGE": s}) for s in said)
-    return b"[not shown by the journal]" if said is None else str(said).encode("utf-8", "surrogatepass")
-
-
-def parsed(line: bytes) -> tuple[str, float, list[bytes]] | None:
-    try:
-        entry = json.loads(line)
-        text = message(entry).split(b"\n")
-        return entry["__CURSOR"], int(entry["__REALTIME_TIMESTAMP"]) / 1e6, text
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 def entries(sd: Systemd, invocation: str, lines: int):
     """The last lines that are there: (cursor, time, text)."""
     if not invocation:
@@ -368,75 +348,6 @@ def entries(sd: Systemd, invocation: str, lines: int):
     for line in done.stdout.splitlines():
         if one := parsed(line):
             yield one[0], one[1], b" ".join(one[2])
-
-
-class Follower:
-    """Frames of one start, from a cursor on. A cursor is the journal's, with `~k` when k lines of an entry are told."""
-
-    def __init__(self, sd: Systemd, out: babysit.Out, cursor: str):
-        self.sd, self.out = sd, out
-        self.at, _, told = cursor.partition("~")
-        self.told = int(told or 0)
-
-    def emit(self, line: bytes, first: bool) -> None:
-        one = parsed(line)
-        if one is None:
-            return
-        cursor, when, text = one
-        skip = 0
-        if first and self.at:
-            if cursor == self.at:
-                skip = self.told or len(text)
-            elif not self.kept():                           # rotated away; not merely of an earlier start
-                self.out.write(b"%s~0 %.6f %s\n" % (cursor.encode(), when, GAP.encode()))
-        for k, piece in enumerate(text[skip:], skip + 1):
-            done = k == len(text)
-            self.at, self.told = cursor, 0 if done else k
-            mark = cursor if done else f"{cursor}~{k}"
-            self.out.write(b"%s %.6f %s\n" % (mark.encode(), when, babysit.shown(piece)))
-
-    def kept(self) -> bool:
-        """The journal still has the line that we told last."""
-        words = ["journalctl", *self.sd.options, "--quiet", "--output=json", "--cursor", self.at, "--lines=1"]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
-        return self.at.encode() in done.stdout
-
-    def there(self, invocation: str) -> None:
-        """What is in the journal now."""
-        words = ["--cursor", self.at] if self.at else []
-        process = subprocess.Popen(journal(self.sd, invocation, *words), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        with process:
-            for n, line in enumerate(process.stdout):
-                self.emit(line, n == 0)
-
-    def live(self, invocation: str, ended) -> None:
-        """As it comes, until the unit has ended; then what is left."""
-        words = ["--follow", "--lines=all", *(["--cursor", self.at] if self.at else [])]
-        process = subprocess.Popen(journal(self.sd, invocation, *words), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        buf, first, looked = b"", True, 0.0
-        try:
-            while True:
-                if select.select([process.stdout], [], [], 0.1)[0]:
-                    chunk = os.read(process.stdout.fileno(), 65536)
-                    *whole, buf = (buf + chunk).split(b"\n")
-                    for line in whole:
-                        self.emit(line, first)
-                        first = False
-                    if not chunk:
-                        break
-                    continue
-                self.out.wait(0)
-                if time.monotonic() > looked + 0.5:
-                    if ended():
-                        break
-                    looked = time.monotonic()
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-        self.there(invocation)
 
 
 def invocation_of(sd: Systemd, name: str) -> str:
@@ -451,19 +362,26 @@ def follow(sd: Systemd, name: str, cursor: str, wait: bool) -> None:
     if look(sd, name)["active"] == "not-found":
         raise Refused(UNKNOWN, f"no unit {name!r}: {sd.units}/{name} is missing")
     with contextlib.suppress(babysit.Closed):
-        follower = Follower(sd, babysit.Out(), cursor)
+        out = babysit.Out()
+
+        def frame(at: str, when: float, text: bytes) -> None:
+            out.write(b"%s %.6f %s\n" % (at.encode(), when, babysit.shown(text)))
+        reader = Reader(frame, out.wait, cursor, sd.options)
         while True:
             invocation = invocation_of(sd, name)
 
             def over(mine: str = invocation) -> bool:
                 return look(sd, name)["active"] not in ALIVE or invocation_of(sd, name) != mine
+
+            def command(*words: str, mine: str = invocation) -> list[str]:
+                return journal(sd, mine, *words)
             if invocation and wait and not over():
-                follower.live(invocation, over)
+                reader.live(command, over)
             elif invocation:
-                follower.there(invocation)
+                reader.there(command)
             if not wait or look(sd, name)["active"] not in ALIVE:
                 return
-            follower.out.wait(0.2)                          # between two starts of a unit that restarts
+            out.wait(0.2)                          # between two starts of a unit that restarts
 
 
 # ---------------------------------------------------------------------- main

@@ -87,7 +87,7 @@ class Foreign(Shipped):
 
     @staticmethod
     def program(python: str, *words: str, limit_s: float | None = 60.0, as_root: bool = False) -> Command:
-        return Command((python, "-I", "-S", "-", *words), shipping.content(PROGRAM), limit_s, as_root)
+        return Command((python, "-I", "-S", "-", *words), shipping.bundle(PROGRAM, "journal.py"), limit_s, as_root)
 
     def explain(self, result: Result, unit: Unit | None = None) -> Result:
         """Itself if the program succeeded, else what it refused."""

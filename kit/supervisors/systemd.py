@@ -69,7 +69,7 @@ class Systemd(Shipped):
     True
     """
 
-    shipped = ("unitctl.py", "babysit.py")
+    shipped = ("unitctl.py", "babysit.py", "journal.py")
     cursor = r"s=[0-9a-f]+;[a-z0-9=;]+(~\d+)?"      # the journal's own, `~k` when k lines of an entry are told
 
     def __init__(self, scope: str):
