@@ -22,8 +22,20 @@ class Stages:
     def __init__(self, known: tuple[Phase, ...]):
         self.known, self.seen, self.counts = known, {}, {}
         self.first_s: float | None = None
+        self.now_s: float | None = None
+        self.set_back_s = 0.0           # by how much the host's clock was set back meanwhile
+
+    def _steady(self, time_s: float | None) -> float | None:
+        """The time on a clock that never goes back. (One that is set on cannot be told from a long step.)"""
+        if time_s is None:
+            return None
+        if self.now_s is not None and time_s + self.set_back_s < self.now_s - 1:    # lines may overtake each other
+            self.set_back_s = self.now_s - time_s
+        self.now_s = time_s + self.set_back_s
+        return self.now_s
 
     def see(self, time_s: float | None, line: str) -> None:
+        time_s = self._steady(time_s)
         self.first_s = time_s if self.first_s is None else self.first_s
         for phase in self.known:
             if phase.id not in self.seen and re.search(phase.pattern, line):
@@ -38,8 +50,10 @@ class Stages:
 
     def __str__(self) -> str:
         first = self.first_s or 0.0
-        return ", ".join(id if at is None else f"{id} {at - first:.0f} s" for id, at, _ in self.seen.values()) \
+        told = ", ".join(id if at is None else f"{id} {at - first:.0f} s" for id, at, _ in self.seen.values()) \
             or "no phase was seen in its log"
+        back = f" (the host's clock was set back by {self.set_back_s:.0f} s meanwhile)"
+        return told + (back if self.set_back_s else "")
 
 
 def phases(known: tuple[Phase, ...], said: list[tuple[float | None, str]]) -> list[tuple[str, float | None, str]]:

@@ -8,7 +8,7 @@ cache=$(cd "$here/../.." && pwd)/.cache/lab
 fail() { echo "lab: $*" >&2; exit 1; }
 
 packages=systemd,systemd-sysv,dbus,libpam-systemd,openssh-server,sudo,python3,python3-venv
-packages+=,iproute2,procps,ca-certificates
+packages+=,iproute2,procps,ca-certificates,libfaketime
 masked=(apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer dpkg-db-backup.timer
         systemd-networkd.service systemd-resolved.service getty.target console-getty.service)
 
