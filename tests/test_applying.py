@@ -9,12 +9,13 @@ from doubles import LocalHost
 
 from kit import gpus, project, shipping
 from kit.applying import Applier
-from kit.errors import PlanError, SpecError
+from kit.command import Command, Result
+from kit.errors import NoSpace, PlanError, ServiceDied, SpecError
 from kit.facts import LEASES
 from kit.job import Job
 from kit.seams import Unit
 from kit.spec import Experiment
-from kit.steps import Forget, Plan, Secrets
+from kit.steps import Claim, Forget, Plan, Secrets, Start
 
 EXP = Experiment.load(project.root() / "configs" / "micro.yaml").with_(**{"host.python": sys.executable})
 
@@ -58,6 +59,21 @@ def test_the_note_on_the_host_says_who_uses_the_gpus_until_it_is_taken_back(host
     assert (tmp_path / "lock.d").stat().st_mode & 0o7777 == 0o1777, "others may leave theirs, and not take ours"
     gpus.release(host, "k26-eagle3")
     assert not (tmp_path / "lock.d").exists() and LEASES.startswith("/tmp/")
+
+
+def test_a_start_that_fails_takes_its_note_back_so_that_nobody_waits_for_it(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "LEASES", str(tmp_path / "lock.d"))
+    unit = Unit("micro-baseline", ("/not/there",), about={"experiment": "micro"})
+    with pytest.raises(ServiceDied):
+        apply(host, Claim(unit, "a note"), Start(unit, "needed"))
+    assert not (tmp_path / "lock.d").exists()
+
+
+def test_a_full_disk_is_named_whichever_command_met_it():
+    full = Result(Command(("sh", "-s")), 4, b"", b"sed: couldn't flush stdout: No space left on device", "gpu-7")
+    with pytest.raises(NoSpace) as e:
+        full.check("noting who uses the GPUs")
+    assert "noting who uses the GPUs" in e.value.what and e.value.where == "gpu-7" and "free some space" in e.value.next
 
 
 def nvidia(tmp_path, used, apps=""):

@@ -11,14 +11,17 @@ from doubles import LocalHost
 from standin import install
 
 from kit import health, project, reading, shipping
+from kit.applying import Applier
 from kit.dryrun import dry_run
 from kit.engines import engine
-from kit.errors import NotHealthy, PlanError, ServiceDied
+from kit.errors import LinkLost, NotHealthy, PlanError, ServiceDied
 from kit.following import start, state, stop
 from kit.health import Proof, Stages
+from kit.job import Job
 from kit.prelaunch import preflight
 from kit.seams import Acceptance, Http, LogLine, UnitState
 from kit.spec import Experiment
+from kit.steps import Plan
 from kit.supervisors import supervisor
 
 HERE = project.root()
@@ -131,6 +134,59 @@ def test_a_start_that_never_ends_says_what_it_was_doing(exp, host, launch, fault
     with pytest.raises(NotHealthy, match=why) as raised:
         launch(exp, fault, within_s=2.5)
     assert re.search(f"it had come to: ({came_to})", raised.value.what) and not running(exp, host)
+
+
+def test_one_that_runs_already_is_judged_by_its_drafter_too_and_neither_started_nor_stopped(exp, host, launch):
+    arm = exp.arm("eagle")
+    with pytest.raises(NotHealthy):
+        launch(arm)
+    served = arm.with_(**{"engine.env": {**arm.engine.env, "STANDIN_FAULT": ""}})
+    start(host, supervisor("process"), "python3", engine("sglang").service(served, host.root))
+    while not health.probe(served, host)[0]:
+        time.sleep(0.05)
+    before = state(host, supervisor("process"), "python3", arm.unit).pid
+    with pytest.raises(NotHealthy, match="of no use: accept length 1.00 .* left running"):
+        Job.start("apply", lambda job: Applier(Plan((), served, "serving"), host, job).run()).result(30)
+    assert state(host, supervisor("process"), "python3", arm.unit).pid == before
+
+
+class Flaky(LocalHost):
+    """Loses its connection at some commands."""
+
+    broken = 0
+
+    def run(self, command):
+        if self.broken and "states" in command.argv:
+            self.broken -= 1
+            raise LinkLost("the connection broke", where=self.name, next="connect again")
+        return super().run(command)
+
+
+def test_a_lost_connection_does_not_end_the_wait(exp, tmp_path):
+    flaky, said, sup = Flaky(tmp_path / "root"), [], supervisor("process")
+    for name in sup.shipped:
+        flaky.write(shipping.path(name, flaky.root), shipping.content(name))
+    arm = exp.arm("baseline")
+    start(flaky, sup, "python3", engine("sglang").service(arm, flaky.root))
+    flaky.broken = 3
+    try:
+        assert health.wait_healthy(arm, flaky, 20, said.append, lambda: None) > 0
+    finally:
+        stop(flaky, sup, "python3", arm.unit, 2)
+    assert said.count("the connection broke; asking again") == 3
+
+
+class Answers:
+    name = "gpu-7"
+
+
+def test_a_host_in_another_boot_or_on_its_way_down_is_told_as_that(exp, monkeypatch):
+    for before, now, says in ((["a", "running"], ["b", "running"], "was rebooted"),
+                              (["a"], ["a", "stopping"], "is going down"), (["a", "running"], ["a", "running"], None),
+                              ([], ["b"], None), (["a"], [], None)):
+        monkeypatch.setattr(health, "_boot", lambda host, now=now: now)
+        told = health.rebooted(exp, Answers(), before)
+        assert says in told.what and "at_boot" in told.next if says else told is None
 
 
 # -- dead
@@ -316,8 +372,8 @@ def test_preflight_asks_the_engine_and_shows_its_refusal(exp, host):
 
 def test_phases_are_told_in_order_also_when_the_hosts_clock_is_set_back_meanwhile():
     stages = Stages(engine("sglang").phases)
-    for at, line in ((1000.0, "server_args=ServerArgs(model_path='m')"), (1010.0, "[2026-01-01 00:00:25 TP0] Load weight begin."),
-                     (-2580.0, "x"), (-2575.0, "The server is fired up and ready to roll!")):
+    for at, line in ((1000.0, "server_args=ServerArgs(model_path='m')"),
+                     (1010.0, "[2026-01-01 00:00:25 TP0] Load weight begin."), (-2580.0, "x"), (-2575.0, "The server is fired up and ready to roll!")):
         stages.see(at, line)
     assert str(stages) == ("arguments 0 s, load-target 10 s, ready 15 s "
                            "(the host's clock was set back by 3590 s meanwhile)")
