@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 
 from kit.engines import engine, service
 from kit.errors import KitError, ParseError
 from kit.following import recent, state
+from kit.masking import masked
 from kit.seams import Host, LogLine
 from kit.spec import Experiment
 from kit.supervisors import supervisor
 
 FIRST_LINES = 400       # of the service's start: arguments, memory, phases
-# As Python and JSON write them: api_key='…', "api_key": "…". Not None, not #token: 12.
-SECRET = re.compile(r"""((?:api_key|password|secret|hf_token|access_token)["']?\s*[=:]\s*)"""
-                    r"""('[^']+'|"(?:\\.|[^"\\])+")""")
 
 
 def evidence(exp: Experiment, host: Host, since_s: float | None) -> dict[str, bytes]:
@@ -37,8 +34,7 @@ def evidence(exp: Experiment, host: Host, since_s: float | None) -> dict[str, by
     if eng.info_path():
         with suppress(KitError):
             out["server.json"] = _info(exp, host, eng.info_path())
-    return {name: SECRET.sub(r'\1"***"', text).encode("utf-8", "surrogateescape") for name, text in out.items()
-            if text}
+    return {name: masked(text).encode("utf-8", "surrogateescape") for name, text in out.items() if text}
 
 
 def window(said: list[LogLine], since_s: float | None, first: int = FIRST_LINES) -> str:

@@ -76,7 +76,7 @@ def test_what_cannot_be_read_is_left_out_and_secrets_are_masked(exp, host):
     log = b""
     while not log:
         log = evidence(exp, host, None).get("server.log", b"")
-    assert log == b"ServerArgs(api_key=\"***\", hf_token=None, port=1)\n"
+    assert log == b"ServerArgs(api_key='***', hf_token=None, port=1)\n"
 
 
 def test_of_a_long_log_the_start_and_the_run_are_kept():

@@ -373,7 +373,8 @@ def test_preflight_asks_the_engine_and_shows_its_refusal(exp, host):
 def test_phases_are_told_in_order_also_when_the_hosts_clock_is_set_back_meanwhile():
     stages = Stages(engine("sglang").phases)
     for at, line in ((1000.0, "server_args=ServerArgs(model_path='m')"),
-                     (1010.0, "[2026-01-01 00:00:25 TP0] Load weight begin."), (-2580.0, "x"), (-2575.0, "The server is fired up and ready to roll!")):
+                     (1010.0, "[2026-01-01 00:00:25 TP0] Load weight begin."), (-2580.0, "x"),
+                     (-2575.0, "The server is fired up and ready to roll!")):
         stages.see(at, line)
     assert str(stages) == ("arguments 0 s, load-target 10 s, ready 15 s "
                            "(the host's clock was set back by 3590 s meanwhile)")
