@@ -210,7 +210,9 @@ class Applier:
         inside = step.path.removeprefix(self.host.root + "/")
         if inside == step.path or inside.startswith((".", "/")) or ".." in inside.split("/"):
             raise PlanError(f"{step.path} is not below the kit's folder", where=self.host.root, next="report it")
-        self.host.run(sh(REMOVE, step.path, self.host.root, *step.only)).check(f"remove {step.path}")
+        words = sh(REMOVE, step.path, self.host.root, *step.only)
+        words = replace(words, as_root=bool(self.exp.host.run_as))      # what that user wrote is not ours to delete
+        self.host.run(words).check(f"remove {step.path}")
 
     def run_job(self, unit: Unit, on_line: Callable[[str], None]) -> UnitState:
         """Run a job unit to its end, on the host, under the supervisor."""

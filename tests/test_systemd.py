@@ -80,6 +80,13 @@ def test_secrets_are_a_file_and_run_as_is_obeyed():
     assert "EnvironmentFile=/r/secrets/a.env" in rows and "User=model" in rows
 
 
+def test_another_user_gets_a_cache_of_its_own_and_its_end_is_noted_all_the_same():
+    mine, theirs = (lines(Unit("a", ("/x",), {"XDG_CACHE_HOME": "/r/compiled"}, user=user)) for user in ("", "model"))
+    assert 'ExecStartPre=+/usr/bin/install -d -o model -- "/r/compiled"' in theirs
+    assert [row[:24] for row in theirs if "StopPost" in row] == ["ExecStopPost=-+/bin/sh -"]
+    assert not [row for row in mine if "StartPre" in row or "+/" in row]
+
+
 def test_the_text_is_one_that_an_ini_reader_understands_and_says_whose_it_is():
     parser = configparser.RawConfigParser(strict=False, delimiters=("=",))
     parser.optionxform = str

@@ -48,9 +48,12 @@ def text(unit: Unit, root: str, user: str, scope: str) -> str:
     rows += [f"Environment={quoted(f'{k}={v}', dollar=False)}" for k, v in sorted(unit.env.items())]
     if unit.env_file:
         rows.append(f"EnvironmentFile={unit.env_file.replace('%', '%%')}")
+    other = scope == "system" and unit.user not in ("", user)       # who may not write in the kit's folder
+    if other and "XDG_CACHE_HOME" in unit.env:
+        rows.append(f"ExecStartPre=+/usr/bin/install -d -o {unit.user} -- {quoted(unit.env['XDG_CACHE_HOME'])}")
     rows.append("ExecStart=" + " \\\n    ".join([quoted(argv[0], dollar=False), *grouped(argv[1:], quoted)]))
     note = f"{root}/units/{unit.name}/ended"
-    rows.append(f"ExecStopPost=-/bin/sh -c {quoted(ENDED)} {quoted(note)}")
+    rows.append(f"ExecStopPost={'-+' if other else '-'}/bin/sh -c {quoted(ENDED)} {quoted(note)}")
     rows += ["RemainAfterExit=yes"] if job else []          # else its exit status is forgotten at once
     rows += ["Restart=on-failure", "RestartSec=10", "RestartPreventExitStatus=1 2"] if unit.restart else ["Restart=no"]
     rows += ["KillMode=mixed", f"TimeoutStopSec={max(1, round(unit.stop_timeout_s))}", "LimitNOFILE=1048576",

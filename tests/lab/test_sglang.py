@@ -95,6 +95,18 @@ def test_a_user_service_becomes_healthy_without_root_and_leaves_nothing_behind_e
     assert changes(before, snapshot(guest)) == []
 
 
+def test_a_service_of_another_user_has_a_cache_that_it_may_write_and_is_undone_without_a_trace(alpha, snapshot, shell):
+    exp, before = k26(**{"host.run_as": "guest"}), snapshot(alpha)
+    assert apply(exp, alpha).result() > 0
+    assert shell("alpha", "stat -c %U /home/deploy/.specbook/compiled").split() == ["guest"]
+    shell("alpha", "runuser -u guest -- sh -c 'mkdir -p /home/deploy/.specbook/compiled/triton/k && "
+                   "touch /home/deploy/.specbook/compiled/triton/k/x.so'")
+    apply(exp, alpha, "stopped").result()
+    assert state(exp, alpha).result == "success" and not state(exp, alpha).running
+    apply(exp, alpha, "removed").result()
+    assert changes(before, snapshot(alpha)) == []
+
+
 def test_the_other_arm_takes_the_port_and_the_gpus_by_a_visible_stop(alpha):
     apply(k26("baseline"), alpha).result()
     steps = plan(k26(), alpha)
