@@ -28,6 +28,8 @@ from kit.surveying import survey
 from kit.verbs import connect
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN = signal.SIGALRM      # an ending that was lost
+IRIS = "rfc3987_syntax"     # 4 s of jsonschema's start, here and at a kernel's first figure, to check IRIs nobody has
 HEADLINE = ("chat", 1)      # prompt set and concurrency of the last line's numbers
 
 
@@ -44,7 +46,7 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
                          {"config": config, "host": host, "again": True, "report_folder": str(out)})
             line = _last_line(exp, out, began)
         finally:
-            _deaf()
+            _deaf((*ENDINGS, AGAIN))
             _stop(exp)
     print(json.dumps(line, separators=(",", ":")), flush=True)
     return 0
@@ -52,19 +54,28 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
 
 def _interrupted_once() -> None:
     """Ctrl-C, TERM and a closed terminal all end the demo, and only the first counts: the stopping goes on."""
-    def end(*_: object) -> None:
-        _deaf()
-        with suppress(OSError):
-            os.write(2, b"\nstopping what was started\n")
+    def end(number: int, *_: object) -> None:
+        _deaf(ENDINGS)
+        if number != AGAIN:
+            with suppress(OSError):
+                os.write(2, b"\nstopping what was started\n")
         raise KeyboardInterrupt
 
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(unraisable)
+        else:       # the signal came while a weakref's callback ran, or a __del__: there, what is raised is dropped
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    sys.unraisablehook = lost
+    signal.signal(AGAIN, end)
     for number in ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:      # nohup
             signal.signal(number, end)
 
 
-def _deaf() -> None:
-    for number in ENDINGS:
+def _deaf(numbers: tuple[signal.Signals, ...]) -> None:
+    for number in numbers:
         signal.signal(number, lambda *_: None)              # SIG_IGN would be inherited by what we still start
 
 
@@ -100,7 +111,7 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
     logging.getLogger("papermill").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # "TCP without encryption": the kernel is on this machine
-        sys.modules.setdefault("rfc3987_syntax", None)      # 4 s of jsonschema's start, to check IRIs that nobody has
+        sys.modules.setdefault(IRIS, None)
         import papermill  # 1.5 s: only the demo needs it
         from papermill.exceptions import PapermillExecutionError
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +119,14 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
     parameters = {name: value for name, value in parameters.items() if f'"{name} = ' in written}
     began = time.monotonic()
     print(f"{notebook.stem:24}", end="", flush=True)
+    heard = copy.with_suffix(".stderr")      # not in our words: what a kernel says as it ends, or why it died
     try:
         papermill.execute_notebook(str(notebook), str(copy), parameters=parameters, cwd=str(notebook.parent),
                                    progress_bar=False, log_output=False, store_widget_state=False,
-                                   extra_arguments=["--IPKernelApp.log_level=50"])
+                                   kernel_manager_class=_kernels(heard),
+                                   extra_arguments=[
+                                       "--IPKernelApp.log_level=50",
+                                       f"--IPKernelApp.exec_lines=import sys; sys.modules.setdefault({IRIS!r}, None)"])
     except PapermillExecutionError as e:
         print("failed", flush=True)
         what, *rest = str(e.evalue).splitlines() or [""]
@@ -119,7 +134,24 @@ def _execute(notebook: Path, copy: Path, parameters: dict) -> None:
         raise PlanError(f"{notebook.stem}, cell {e.exec_count}: {e.ename}: {what}",
                         where=f"{said.get('where', '').strip()} ({copy})",
                         next=said.get("next", " mend what it names, and run the demo again").strip()) from None
+    finally:
+        if heard.exists() and not heard.stat().st_size:
+            heard.unlink()
     print(f"{time.monotonic() - began:5.1f} s", flush=True)
+
+
+def _kernels(heard: Path) -> type:
+    """Kernels whose own stderr goes into a file."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class Kernels(AsyncKernelManager):
+        async def _async_start_kernel(self, **options: object) -> None:
+            with heard.open("a") as stderr:
+                await super()._async_start_kernel(stderr=stderr, **options)
+
+        start_kernel = _async_start_kernel
+
+    return Kernels
 
 
 def _stop(exp: Experiment) -> None:

@@ -86,6 +86,29 @@ def test_ended_in_the_middle_it_stops_what_it_started(folder, ask):
     assert not left_running(folder)
 
 
+LOST = """
+import os, signal, time, weakref
+from kit import demo
+demo._interrupted_once()
+
+class Thing:
+    pass
+
+thing = Thing()
+note = weakref.ref(thing, lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1)))
+del thing       # the signal's exception is raised in the callback, and dropped there
+print("lost", flush=True)
+time.sleep(30)
+print("never here")
+"""
+
+
+def test_an_ending_that_falls_into_a_weakref_callback_is_not_lost():
+    ended = subprocess.run([sys.executable, "-c", LOST], cwd=HERE, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0 and ended.stderr.splitlines()[-1] == "KeyboardInterrupt", ended
+    assert "never here" not in ended.stdout and ended.stderr.count("stopping what was started") == 1
+
+
 def test_a_second_demo_in_the_same_folder_is_told_who_runs(folder):
     first = start(folder)
     assert first.stdout.read(2) == "00"

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def module(name):
 
 
 @pytest.fixture
-def recorder(tmp_path):
+def recorder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return module("recorder").Recorder(tmp_path / "out", seconds=600)
 
 

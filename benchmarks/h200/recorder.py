@@ -139,6 +139,7 @@ class Recorder:
             self.sampler.terminate()
             self.sampler.wait()
         self.pack()
+        shutil.rmtree(self.folder)          # it is in the archive
         self.say("")
         for row in self.stages:
             self.say(f"{row['stage']:10} {row['outcome']:8} {row['wall_s']:6.1f} s  "
