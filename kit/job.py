@@ -70,7 +70,7 @@ class Job(Account):
         self._asked = threading.Event()
         self._changed = threading.Event()
         self._ended: Future[None] = Future()
-        self._observers: list[Callable[[Job], Any]] = []
+        self._observers: dict[object, Callable[[Job], Any]] = {}
         self._teller: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -201,16 +201,17 @@ class Job(Account):
         At most ten times a second. Returns a function that detaches it; after the end nothing is kept.
         On an ended job it is called once, right here.
         """
+        ticket = object()
         with self._lock:
             live = not self._ended.done()
             if live:
-                self._observers.append(callback)
+                self._observers[ticket] = callback
                 if self._teller is None:
                     self._teller = threading.Thread(target=self._tell, name=f"views of {self.name}", daemon=True)
                     self._teller.start()
         if not live:
             callback(self)
-        return lambda: self._detach(callback)
+        return lambda: self._detach(ticket)
 
     def _run(self, work: Callable[[Job], Any]) -> None:
         with self._lock:
@@ -255,25 +256,25 @@ class Job(Account):
         self._ended.set_result(None)
         self._changed.set()
 
-    def _detach(self, callback: Callable[[Job], Any]) -> None:
-        with self._lock:
-            self._observers = [c for c in self._observers if c is not callback]
+    def _detach(self, ticket: object) -> None:
+        """Without a lock: a forgotten view is closed by the garbage collector, in any thread, whatever it holds."""
+        self._observers.pop(ticket, None)
 
     def _tell(self) -> None:
         while True:
             self._changed.wait(TICK_S)
             self._changed.clear()
             with self._lock:
-                last, observers = self._ended.done(), tuple(self._observers)
+                last, observers = self._ended.done(), self._observers.copy()
                 if last:
                     self._observers.clear()
                 if last or not observers:
                     self._teller = None
-            for callback in observers:
+            for ticket, callback in observers.items():
                 try:
                     callback(self)
                 except Exception as e:   # a broken view must not end the others; it is dropped, and says so
-                    self._detach(callback)
+                    self._detach(ticket)
                     self.line(f"(a view of this job failed: {complaint(e)})")
             if last or not observers:
                 return

@@ -368,6 +368,19 @@ def test_after_the_end_no_observer_is_kept_and_a_late_one_is_called_once_here():
     assert late == [threading.current_thread()] and not job._observers
 
 
+def test_an_observer_is_detached_by_the_garbage_collector_whatever_its_thread_holds():
+    gate = threading.Event()
+    job = Job.start("collected", lambda job: gate.wait(5))
+    detach = job.on_change(lambda job: None)
+    with job._lock:
+        collector = threading.Thread(target=detach, daemon=True)
+        collector.start()
+        collector.join(5)
+        assert not collector.is_alive() and not job._observers
+    gate.set()
+    assert job.wait().state == "done"
+
+
 def test_a_detached_observer_hears_nothing_more():
     gate, heard = threading.Event(), []
     job = Job.start("detached", lambda job: gate.wait(5))
