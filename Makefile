@@ -17,7 +17,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	@$(PY) -m ruff check kit tests
-	@$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # As root, on Linux with apt: two Debian hosts with systemd in throw-away namespaces; see tests/lab/README.md.
 test-lab: .venv/ready

@@ -67,8 +67,7 @@ class Job(Account):
         self._on_cancel = [cancel] if cancel else []
         self._cleanup: threading.Thread | None = None
         self._cleanup_error: BaseException | None = None
-        self._asked = threading.Event()
-        self._changed = threading.Event()
+        self._asked, self._changed = threading.Event(), threading.Event()
         self._ended: Future[None] = Future()
         self._observers: dict[object, Callable[[Job], Any]] = {}
         self._teller: threading.Thread | None = None
