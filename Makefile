@@ -23,8 +23,9 @@ test: .venv/ready
 test-lab: .venv/ready
 	@tests/lab/enter.sh $(PYTEST_ARGS)
 
+# JupyterLab does not start for root unless told to.
 lab: .venv/ready
-	@$(PY) -m jupyter lab notebooks
+	@$(PY) -m jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Slow, by hand, needs the package index: SGLang's own argument parser against lint. About 5 GB in .cache/oracle.
 test-oracle: .venv/ready

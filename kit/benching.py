@@ -38,12 +38,12 @@ PROGRESS = re.compile(r"^progress (\d+) (\d+) ?(.*)")
 def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose: str = "bench") -> Run:
     """Benchmark this arm's service; the run's records are in data/runs when it returns."""
     folder = project.root() / "data" / "runs"
-    key = identity(exp, host)
+    jobs = for_jobs(exp)
+    now = survey(jobs, host)
+    key = identity(exp, now, purpose)
     if not again and (known := _known(key, folder)):
         job.line(f"already measured: {known.id}; again=True measures anew")
         return known
-    jobs = for_jobs(exp)
-    now = survey(jobs, host)
     Applier(Plan(tuple(tools(jobs, now)), jobs, "fetched"), host, job).run()
     there = _going_on(jobs, host, key, again)
     run_id = there.about["run_id"] if there else store.new_id(exp)
@@ -73,11 +73,11 @@ def measure(exp: Experiment, host: Host, job: Job, again: bool = False, purpose:
     return run
 
 
-def identity(exp: Experiment, host: Host) -> str:
-    """Changes when what is measured, or with what load, changes."""
+def identity(exp: Experiment, now: Survey, purpose: str) -> str:
+    """Changes when what is measured, with what load, or what for, changes."""
     eng = engine(exp.engine.name)
     load, _ = workload.encode(workload.job(exp, eng, ""))
-    what = [host.name, service(exp, host.root).digest, exp.target.sha256, load.decode()]
+    what = [now.host, service(exp, now.root).digest, _models(exp, now), load.decode(), purpose]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
@@ -115,14 +115,18 @@ def _ready(exp: Experiment, host: Host, now: Survey) -> None:
         raise PlanError(f"{wanted.name} is not healthy: {why}", where=host.name, next="follow its log")
 
 
+def _models(exp: Experiment, now: Survey) -> dict[str, dict]:
+    """What the service reads: {role: {"source", "files": {name: {"size", "sha256"}}}}."""
+    used = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter else {})
+    return {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
+            for role, c in used.items() if c.slug in now.models}
+
+
 def _meta(exp: Experiment, host: Host, now: Survey) -> dict:
     """Provenance: what was measured, where, with which versions."""
     eng = engine(exp.engine.name)
-    used = {"target": exp.target} | ({"drafter": exp.drafter} if exp.spec.needs_drafter else {})
-    models = {role: {"source": c.source, "files": (now.models[c.slug].manifest or {}).get("files", {})}
-              for role, c in used.items() if c.slug in now.models}
     return {"created_s": round(time.time(), 1), "experiment": exp.model_dump(mode="json"), "arm": exp.arm_name,
-            "terms": eng.terms(exp.spec), "unit": asdict(service(exp, host.root)), "models": models,
+            "terms": eng.terms(exp.spec), "unit": asdict(service(exp, host.root)), "models": _models(exp, now),
             "engine": {"name": exp.engine.name, "packages": list(eng.packages)},
             "host": {"name": host.name, "hostname": now.hostname, "os": now.os, "cpu": list(now.cpu), "load": now.load,
                      "mem_free_mib": now.mem_free_mib, "gpus": [asdict(g) for g in now.gpus], "boot_id": now.boot_id}}

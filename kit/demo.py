@@ -48,7 +48,7 @@ def demo(config: str = "configs/laptop.yaml", host: str = "") -> int:
         finally:
             _deaf((*ENDINGS, AGAIN))
             _stop(exp)
-    print(json.dumps(line, separators=(",", ":")), flush=True)
+    print(json.dumps(line, separators=(",", ":"), allow_nan=False), flush=True)
     return 0
 
 
@@ -172,6 +172,9 @@ def _last_line(exp: Experiment, out: Path, began: float) -> dict:
     runs = [r for r in reading.runs(exp) if r.meta["created_s"] >= began]       # not the short probes of the tuning
     table = compare(metrics.points(runs), metrics.requests(runs), baseline=next(iter(exp.arms)))
     rows = table[(table.prompt_set == HEADLINE[0]) & (table.concurrency == HEADLINE[1])]
+    if failed := [row.arm for row in rows.itertuples() if not row.tok_s > 0]:
+        raise PlanError(f"{', '.join(failed)}: no request was answered", where=f"{out}",
+                        next="read the service's log: notebook 40-log")
     arms = {}
     for row in rows.itertuples():
         arm: dict = {"tok_s": round(row.tok_s, 1)}

@@ -13,7 +13,7 @@ from kit.command import sh
 from kit.engines import engine
 from kit.errors import CommandTimeout, ConnectError, HostKeyError, LinkLost, NotHealthy, ServiceDied
 from kit.following import recent, state, stop
-from kit.seams import Acceptance, Host, Http
+from kit.seams import LEAST_ACCEPT_LENGTH, Acceptance, Host, Http
 from kit.spec import Experiment
 from kit.stages import Stages, explain
 from kit.supervisors import supervisor
@@ -23,7 +23,6 @@ PROBE_TOKENS = 8
 PROBE_S = 30.0
 LAST_LINES = 6
 WITHOUT_DRAFTER = ("none", "ngram", "suffix")   # what an n-gram finds depends on the text: nothing to hold it to
-LEAST_ACCEPT_LENGTH = 1.2       # a wrong algorithm gives 1.00; the weakest head that fits gave 1.47 (LOG.md)
 STOPPED = "it was stopped, its log is kept"
 LEFT = "it ran before and was left running: stop it by a plan for 'stopped'"
 JUDGED_TOKENS = 300             # from so many on, the mean itself is judged

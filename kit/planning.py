@@ -150,14 +150,15 @@ def _missing(checkpoint: Checkpoint, now: Survey) -> str:
     sums = {f.get("sha256") for f in there.manifest["files"].values()}
     if checkpoint.sha256 and checkpoint.sha256 not in sums:
         return "another version is there (its sha256 is not the pinned one)"
-    return ""
+    return now.changed.get(checkpoint.slug, "")
 
 
 def _service(exp: Experiment, now: Survey) -> list[Step]:
     unit = service(exp, now.root)
     text, there = supervisor(exp.host.supervisor).text(unit, now.root, now.user), now.unit(unit.name)
     before = there.about.get("_text", "") if there else ""
-    if there and there.running and there.digest == unit.digest and before in ("", text):
+    newer = _newer(exp, now, there)
+    if there and there.running and there.digest == unit.digest and before in ("", text) and not newer:
         return []
     if there and there.result == "not-ours":
         raise PlanError(there.about.get("_error", f"{unit.name} is not ours"), where=now.host,
@@ -170,7 +171,8 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
     _not_taken(now)
     why = _not_running(there)
     if there and there.running:
-        why = "its unit file is not as the kit writes it" if there.digest == unit.digest else "its settings changed"
+        why = newer or ("its unit file is not as the kit writes it" if there.digest == unit.digest
+                        else "its settings changed")
     ours = {u.name: (u, reason) for u in now.units
             if _may_run(u) and (reason := why if u.name == unit.name else _in_the_way(u, unit, now))}
     if now.port_holder and not any(u.port == unit.port for u, _ in ours.values()):
@@ -188,6 +190,17 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
     return [*steps, Start(unit, why, text, before),
             Healthy(unit.name, exp.serve.healthy_within_s,
                     f"started is not healthy: it must answer a generation{expect}")]
+
+
+def _newer(exp: Experiment, now: Survey, there: UnitState | None) -> str:
+    """Why a running service has read another version of its models; "" where it has not."""
+    for checkpoint in _wanted(exp):
+        fetched = now.models.get(checkpoint.slug)
+        late = (fetched and fetched.since_s and there and there.started_at
+                and there.started_at < fetched.since_s <= now.clock_s)      # else the clock was set back since
+        if late or checkpoint.slug in now.changed:
+            return f"it was started with another version of {checkpoint.slug}"
+    return ""
 
 
 def _minutes(seconds: float) -> str:

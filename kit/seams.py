@@ -112,6 +112,7 @@ class Phase:
     nth: int = 1            # which line that fits: the drafter's load looks like the target's before it
 
 
+LEAST_ACCEPT_LENGTH = 1.2       # a wrong algorithm gave 1.07, the weakest head that fits 1.47 (LOG.md)
 COUNTED, STREAMED = "server counters", "streamed chunks"       # where the acceptance of a benchmark is from
 
 
@@ -216,6 +217,7 @@ class Engine(Protocol):
     def generated(self, answer: dict) -> int:
         """Tokens in a non-streamed answer; 0 when it is not one."""
     def metrics_path(self) -> str: ...
+    def flush_path(self) -> str: ...        # POST there empties the prefix cache; "" where `generation` asks for none
     def acceptance(self, metrics: str) -> Acceptance | None:
         """Counters out of the metrics page; None when this server does not speculate."""
     def chunk_is_step(self, exp: Experiment) -> bool:
@@ -256,10 +258,7 @@ class Supervisor(Protocol):
         """All units, or these."""
     def parse_states(self, result: Result) -> tuple[UnitState, ...]: ...
     def follow(self, name: str, root: str, python: str, cursor: str = "", wait: bool = True) -> Command:
-        """Framed log lines after `cursor` ("" = from the start); ends when the unit has ended.
-
-        With `wait=False` it prints what is there and ends.
-        """
+        """Framed log lines after `cursor` ("" = from the start); ends with the unit, or at once without `wait`."""
     def parse_line(self, line: bytes) -> LogLine:
         """One framed line (without its newline)."""
 
@@ -267,7 +266,7 @@ class Supervisor(Protocol):
 class Source(Protocol):
     """Where a checkpoint comes from. Registered by `SOURCE` in kit/sources/*.py."""
 
-    scheme: str                             # "folder", "wheel", later "hf"
+    scheme: str                             # "folder", "wheel", "hf"
 
     def fetch(self, checkpoint: Checkpoint, dest: str, host: Host, run_job: Callable[..., None],
               progress: Progress, python: str = "python3") -> dict[str, dict]:
@@ -277,3 +276,5 @@ class Source(Protocol):
         `python` runs the kit's own programs there.
         Returns {file: {"size": …, "sha256": …}}. Raises FetchError.
         """
+    def changed(self, checkpoint: Checkpoint, files: Mapping[str, dict]) -> str:
+        """Why what was fetched (what `fetch` returned) is not what the source has now; "" where it is, or is pinned."""

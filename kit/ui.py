@@ -40,14 +40,16 @@ def watch(job: Job, lines: int = 100) -> JobView:
 
 
 def controls(exp: Experiment, on_apply: Callable[[Experiment], Job] | None = None,
-             measured: Callable[[Experiment], Any] | None = None) -> Controls:
+             measured: Callable[[Experiment], Any] | None = None,
+             said: Callable[[Any], Any] = lambda result: result) -> Controls:
     """Fields made from the experiment's model, with the difference they make.
 
     on_apply   started by Apply with the checked experiment; returns a `Job` at once
     measured   what earlier runs say about a setting: text or a frame, shown while a value changes;
                pure and fast, it is called on every change
+    said       what to show of an Apply's result, where it says little itself: text, a frame or a figure
     """
-    return Controls(exp, on_apply, measured)
+    return Controls(exp, on_apply, measured, said)
 
 
 class Twin:
@@ -116,20 +118,18 @@ class Controls(Twin, W.VBox):
     job, result  of the last Apply: its job, and what it returned (a trait: observe it)
     """
 
-    experiment = traitlets.Any()
-    result = traitlets.Any()
+    experiment, result = traitlets.Any(), traitlets.Any()
 
     def __init__(self, exp: Experiment, on_apply: Callable[[Experiment], Job] | None = None,
-                 measured: Callable[[Experiment], Any] | None = None):
+                 measured: Callable[[Experiment], Any] | None = None,
+                 said: Callable[[Any], Any] = lambda result: result):
         super().__init__()
         self.loaded, self.experiment = exp, exp
         self.problem, self.refusal = "", ""
-        self.job: Job | None = None
-        self._settled: Job | None = None
-        self._on_apply, self._measured, self._engine = on_apply, measured, engine_of(exp)
+        self.job, self._settled = None, None        # jobs
+        self._on_apply, self._measured, self._of_result, self._engine = on_apply, measured, said, engine_of(exp)
         # taking the one ticket is atomic: two clicks at once, from two handler threads, start one job
-        self._ticket = [True]
-        self._quiet = False
+        self._ticket, self._quiet = [True], False
         offered = self._engine.algorithms if self._engine else ()
         self.fields = {name: widget_of(name, shown(_get(exp, name)), offered if name == "spec.algorithm" else ())
                        for name in FIELDS}
@@ -235,17 +235,18 @@ class Controls(Twin, W.VBox):
         parts.append((f"In each engine's terms: {spec.drafts} drafted, {spec.verified} verified per step", "\n".join(
             f"{name:{width}}  " + (" ".join(f"{flag} {value}" for flag, value in flags.items()) or "(no speculation)")
             for name, flags in table.items())))
-        if self._measured is not None:
-            parts.append(("Measured before", self._history()))
         if self.refusal:
             parts.append(("Apply did not start", self.refusal))
         if self.result is not None:
-            parts.append(("Result", as_text(self.result)))
+            parts.append(("Result", self._told(self._of_result, self.result)))
+        if self._measured is not None:
+            parts.append(("Measured before", self._told(self._measured, self.experiment) or "nothing yet"))
         return parts
 
-    def _history(self) -> str:
+    @staticmethod
+    def _told(by: Callable[[Any], Any], about: Any) -> str:
         try:
-            return as_text(self._measured(self.experiment)) or "nothing yet"
+            return as_text(by(about))
         except Exception as e:   # a broken store must not take the controls away
             return three_lines(e)
 

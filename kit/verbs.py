@@ -83,12 +83,12 @@ def follow(unit: str | Experiment, host: Host, supervisor_name: str = "process",
     return Job.start(f"log of {unit}", work, key=f"{host.name}/log {unit}")
 
 
-def tune(exp: Experiment, host: Host, prompts: int = 3) -> Job:
+def tune(exp: Experiment, host: Host, prompts: int = 3, again: bool = False) -> Job:
     """Apply this setting and measure it shortly; the job's result is the `Run`. What *Apply* does in the controls."""
     short = exp.with_(**{"bench.prompts": min(prompts, exp.bench.prompts)})
 
     def work(job: Job):
         Applier(plan(short, survey(short, host)), host, job).run()
-        return benching.measure(short, host, job, purpose="tune")
+        return benching.measure(short, host, job, again, purpose="tune")
 
     return Job.start(f"tune {exp.unit}", work, key=f"{host.name}/tune {exp.name}", about=short)

@@ -11,6 +11,7 @@ import math
 import pandas as pd
 
 from kit.analysis import ESTIMATED
+from kit.seams import LEAST_ACCEPT_LENGTH
 
 CLOSE = 0.05
 DRIFT = 0.10
@@ -120,8 +121,9 @@ def _why(row: dict) -> str:
     why = f"{step} costs {about}{cost:.1f} single steps, drafting included, and yields{only} {tokens:.1f} tokens."
     if not often:
         why += f" A draft was found in {row['draft_share']:.0%} of the steps."
-    if row["accept_length"] < 1.005:
-        why += " No draft was accepted (accept length 1.00): the drafter does not fit, or is loaded as another kind."
+    if often and row["accept_length"] < LEAST_ACCEPT_LENGTH:
+        why += (f" Hardly a draft was accepted (accept length {row['accept_length']:.2f}): the drafter does not fit, "
+                "or is loaded as another kind.")
     gain = tokens / cost
     if word(gain) != word(row["speedup"]) and {word(gain), word(row["speedup"])} == {"faster", "slower"}:
         why += f" Token by token that would be {gain:.2f}x: the rest is time to first token and the ends of the run."

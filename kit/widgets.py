@@ -7,6 +7,7 @@ from typing import Any
 from kit import reading, ui
 from kit.seams import Host
 from kit.spec import Experiment
+from kit.store import Run
 from kit.verbs import tune
 
 
@@ -17,7 +18,7 @@ def controls(exp: Experiment, host: Host | None = None) -> ui.Controls:
 
     >>> knobs = kit.controls(exp.arm("eagle3"), host)
     """
-    # read once: a field changes often, and a store can hold a thousand runs
+    # read once: a field changes often, and a store can hold a thousand runs; what Apply measures is added
     kept = [r for purpose in ("bench", "tune") for r in reading.runs(purpose=purpose)]
 
     def measured(setting: Experiment) -> Any:
@@ -27,4 +28,10 @@ def controls(exp: Experiment, host: Host | None = None) -> ui.Controls:
                 and r.meta["experiment"]["arms"].get(arm) == spec]
         return reading.summary(past[:3]) if past else ""
 
-    return ui.controls(exp, on_apply=(lambda setting: tune(setting, host)) if host else None, measured=measured)
+    def said(run: Run) -> Any:
+        if run.id not in {r.id for r in kept}:
+            kept.insert(0, run)
+        return reading.summary([run])
+
+    return ui.controls(exp, on_apply=(lambda setting: tune(setting, host)) if host else None, measured=measured,
+                       said=said)

@@ -1,8 +1,8 @@
 """What the load is: experiment + prompts + engine → the job file for `remote/load.py`. Pure.
 
-Every arm gets the same requests in the same order, and so does every
-concurrency: only then a difference is the arm's own. Warm-up prompts come from
-a file of their own, so that nothing measured is already in the server's cache.
+Every arm gets the same requests in the same order, and so does every concurrency: only then a difference is the
+arm's own. Warm-up prompts come from a file of their own, and where the engine keeps a prefix cache it is emptied
+before each measured cell: else the second concurrency would hardly compute a prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kit.project import resolve
 from kit.seams import Engine, Unit
 from kit.shipping import path as shipped
 from kit.spec import Experiment
+from kit.supervisors import supervisor
 
 FOLDER = "data/prompts"
 WARMUP = "warmup"
@@ -69,6 +70,7 @@ def job(exp: Experiment, engine: Engine, run_id: str, folder: str | Path = FOLDE
     return {
         "schema": 1, "run_id": run_id,
         "url": f"http://127.0.0.1:{exp.serve.port}", "metrics_path": engine.metrics_path(),
+        "flush_path": engine.flush_path() if supervisor(exp.host.supervisor).ours else "",     # others use it, too
         "cells": [{"prompt_set": s, "concurrency": c} for s in bench.prompt_sets for c in bench.concurrency],
         "requests": requests,
         "warmup": [_request(warm[n % len(warm)], exp, engine, WARMUP_TOKENS) for n in range(bench.warmup)],

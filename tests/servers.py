@@ -39,6 +39,7 @@ class Script:
     usage: bool = True
     usage_per_chunk: bool = False
     cached_tokens: int = 0
+    flush_refusals: int = 0     # so often /flush_cache says 400 first
     faults: dict[str, str] = field(default_factory=dict)      # prompt → fault
 
     @property
@@ -106,6 +107,9 @@ class DemoEngine:
     def metrics_path(self) -> str:
         return "/metrics"
 
+    def flush_path(self) -> str:
+        return ""
+
     def acceptance(self, page: str) -> Acceptance | None:
         found = dict(re.findall(r"^demo:(\w+) (\S+)$", page, re.M))
         if "drafts_total" not in found:
@@ -129,6 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._whole(200, self.owner.page().encode())
 
     def do_POST(self):
+        if self.path == "/flush_cache":
+            with self.owner.lock:
+                self.owner.prompts.append("(flush)")
+                refused = self.owner.prompts.count("(flush)") <= self.owner.script.flush_refusals
+            return self._whole(400 if refused else 200, b"")
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt, owner = body["messages"][-1]["content"], self.owner
         with owner.lock:

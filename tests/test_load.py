@@ -28,6 +28,7 @@ def job(port, prompts=("a", "b", "c", "d"), concurrency=(1, 2), warmup=("w",), *
         return [{"id": text, "path": path, "body": body}
                 for text in texts for path, body in [DemoEngine().generation(text, 16, True)]]
     return {"schema": 1, "run_id": "r", "url": f"http://127.0.0.1:{port}", "metrics_path": "/metrics",
+            "flush_path": "",
             "cells": [{"prompt_set": "p", "concurrency": c} for c in concurrency], "requests": {"p": requests(prompts)},
             "warmup": requests(warmup), "limit_s": 20, "settle_s": 0, "give_up_after": 3, **changes}
 
@@ -64,6 +65,20 @@ def test_a_complete_run_sends_the_same_prompts_in_the_same_order_at_every_concur
     assert said[-1].startswith("progress 10 10 p c=3: ")
     done = json.loads((tmp_path / "out" / "done.json").read_text())
     assert (done["measured"], done["failed"]) == (8, 0) and 0 < done["client_cpu_s"] < done["wall_s"]
+
+
+def test_the_cache_is_emptied_before_each_measured_cell_and_a_refusal_is_asked_again(tmp_path):
+    with Server(Script(flush_refusals=2)) as server:
+        code, _, _ = run(tmp_path, job(server.port, ("a", "b"), (1, 2), flush_path="/flush_cache"))
+    assert code == 0 and [c["flushed"] for c in lines(tmp_path, "cells.jsonl")] == [200, 200]
+    assert server.prompts[:6] == ["w", "(flush)", "(flush)", "(flush)", "a", "b"]
+    assert server.prompts[6:8] == ["w", "(flush)"]
+
+
+def test_a_cache_that_cannot_be_emptied_is_on_record(tmp_path):
+    with Server(Script(flush_refusals=99)) as server:
+        code, _, _ = run(tmp_path, job(server.port, ("a",), (1,), flush_path="/flush_cache"))
+    assert code == 0 and [c["flushed"] for c in lines(tmp_path, "cells.jsonl")] == [400]
 
 
 def test_a_record_holds_when_every_chunk_arrived(tmp_path):

@@ -252,6 +252,49 @@ def test_apply_in_the_controls_restarts_with_the_new_setting_and_measures_it(exp
     assert kit.metrics.points([run])["drafts"].tolist() == [2] * len(exp.bench.concurrency)
 
 
+def test_what_the_last_apply_measured_is_shown_and_counts_as_measured_before(exp, host):
+    knobs = kit.controls(exp.arm("eagle3"), host)
+    knobs.fields["spec.steps"].value = 2
+    knobs.apply.click()
+    run = knobs.job.result(120)
+    _until(lambda: knobs.result is not None)
+    said = repr(knobs).partition("Result")[2]
+    assert all(said.count(line.strip()) == 2 for line in kit.summary([run]).to_string().splitlines())
+    assert "nothing yet" not in said
+
+
+def test_a_probe_is_no_benchmark_and_a_benchmark_no_probe(exp, host):
+    probe = kit.tune(exp, host).result(120)
+    with pytest.raises(PlanError, match="no runs"):
+        kit.runs(exp)
+    run = kit.bench(exp, host).result(120)
+    assert run.id != probe.id and [r.id for r in kit.runs(exp)] == [run.id]
+    assert kit.tune(exp, host).result(120).id == probe.id
+    assert kit.tune(exp, host, again=True).result(120).id not in (probe.id, run.id)
+
+
+def test_a_drafter_that_changed_here_is_sent_again_its_service_restarted_and_measured_anew(exp, host, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    head = mine / "eagle3.q8_0.gguf"
+    head.write_bytes((HERE / "data/models/micro-llama/eagle3.q8_0.gguf").read_bytes())
+    exp = exp.with_(**{"drafter.source": f"folder:{head}", "drafter.sha256": None}).arm("eagle3")
+    serve(exp, host)
+    first = kit.bench(exp, host).result(60)
+    pid = state(exp, host).pid
+    assert not kit.plan(exp, kit.survey(exp, host)).steps
+    raw = bytearray(head.read_bytes())
+    raw[len(raw) // 2] ^= 1        # some weight
+    head.write_bytes(raw)
+    plan = kit.plan(exp, kit.survey(exp, host))
+    assert "not as in" in repr(plan) and "another version of" in repr(plan)
+    kit.apply(kit.plan(exp, kit.survey(exp, host), "fetched"), host).result(60)
+    assert "another version of" in repr(kit.plan(exp, kit.survey(exp, host)))       # fetched; the old one still runs
+    serve(exp, host)
+    assert state(exp, host).pid != pid and not kit.plan(exp, kit.survey(exp, host)).steps
+    assert kit.bench(exp, host).result(60).id != first.id
+
+
 def test_a_survey_is_one_round_trip(exp, host, monkeypatch):
     asked = []
     real = type(host).run

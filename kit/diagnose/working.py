@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kit.diagnose.start import Start
 from kit.findings import Finding
+from kit.seams import LEAST_ACCEPT_LENGTH as LOW
 
 ONES = 3            # lines of accept length 1.00 that are no chance any more
-LOW = 1.2           # below it a drafter costs more than it gives; a head under the wrong algorithm gave 1.04 to 1.15
 
 
 def working(start: Start) -> list[Finding]:

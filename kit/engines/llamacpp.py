@@ -160,6 +160,9 @@ class LlamaCpp:
     def metrics_path(self) -> str:
         return "/metrics"
 
+    def flush_path(self) -> str:
+        return ""
+
     def acceptance(self, metrics: str) -> Acceptance | None:
         """The `llamacpp:spec_decode_*` counters; None where the page has none.
 

@@ -13,9 +13,13 @@ LEASES = "/tmp/specbook.lock.d"         # one for all users of a host
 
 @dataclass(frozen=True)
 class Present:
-    """A checkpoint folder on the host: its manifest (what was promised) and its files (what is there)."""
+    """A checkpoint folder on the host: its manifest (what was promised) and its files (what is there).
+
+    since_s   when its fetch ended, seconds since the epoch by the host's clock
+    """
     manifest: dict | None
     sizes: dict[str, int]
+    since_s: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -54,22 +58,25 @@ def _engines(text: str) -> dict[str, dict]:
 
 
 def _models(text: str) -> dict[str, Present]:
-    """Blocks of `dir NAME`, `manifest JSON`, `file SIZE NAME`."""
-    out: dict[str, tuple[list, dict]] = {}
-    here: tuple[list, dict] | None = None
+    """Blocks of `dir NAME`, `manifest JSON`, `since SECONDS`, `file SIZE NAME`."""
+    out: dict[str, tuple[list, dict, list]] = {}
+    here: tuple[list, dict, list] | None = None
     for line in text.splitlines():
         kind, _, rest = line.partition(" ")
         if kind == "dir":
-            here = out.setdefault(rest, ([], {}))
+            here = out.setdefault(rest, ([], {}, []))
         elif kind == "manifest" and here:
             manifest = json_object(rest) or {}
             files = manifest.get("files")
             good = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
             here[0].append(manifest if good else None)
+        elif kind == "since" and here and rest.isdigit():
+            here[2].append(int(rest))
         elif kind == "file" and here:
             size, _, name = rest.partition(" ")
             here[1][name] = int(size)
-    return {name: Present(m[0] if m else None, files) for name, (m, files) in out.items()}
+    return {name: Present(m[0] if m else None, files, since[0] if since else None)
+            for name, (m, files, since) in out.items()}
 
 
 def _leases(text: str) -> tuple[Lease, ...]:
@@ -116,7 +123,8 @@ done""", _engines),
 for d in "$root"/models/*/; do
   [ -d "$d" ] || continue
   n=${d%/}; printf 'dir %s\\n' "${n##*/}"
-  if [ -f "$d/.specbook.json" ]; then printf 'manifest '; tr -d '\\n' < "$d/.specbook.json"; echo; fi
+  if [ -f "$d/.specbook.json" ]; then printf 'manifest '; tr -d '\\n' < "$d/.specbook.json"; echo
+    echo "since $(stat -c %Y -- "$d/.specbook.json" 2>/dev/null)"; fi
   find -L "$d" -type f ! -name .specbook.json -printf 'file %s %P\\n' 2>/dev/null
 done""", _models),
     # Where systemd looks for them: also those that the kit's folder knows nothing of.

@@ -5,7 +5,7 @@
 C workers keep C streamed requests in flight; every request leaves one raw record,
 failed ones too. One file, standard library only, Python >= 3.9.
 
-JOB     {"schema": 1, "run_id", "url", "metrics_path", "limit_s", "settle_s", "give_up_after",
+JOB     {"schema": 1, "run_id", "url", "metrics_path", "flush_path", "limit_s", "settle_s", "give_up_after",
          "cells": [{"prompt_set", "concurrency"}, …], "warmup": [request, …],
          "requests": {prompt_set: [{"id", "path", "body"}, …]}}
 OUTDIR  records.jsonl   one line per request, flushed as it ends (see `Record`)
@@ -278,6 +278,25 @@ class Run:
         finally:
             connection.close()
 
+    def fresh(self):
+        """The status of emptying the prefix cache: what one cell sent must not be half the work of the next.
+
+        SGLang refuses (400) as long as a request is in flight, or has just ended.
+        """
+        for _ in range(20):
+            connection = http.client.HTTPConnection(*self.address, timeout=10)
+            try:
+                connection.request("POST", self.job["flush_path"])
+                status = connection.getresponse().status
+            except (OSError, http.client.HTTPException):
+                status = 0
+            finally:
+                connection.close()
+            if status == 200 or self.stop:
+                break
+            time.sleep(0.25)
+        return status
+
     def end(self, why):
         """Stop early: nothing new is sent, and what is in flight is cut."""
         self.stop = self.stop or why
@@ -300,6 +319,8 @@ class Run:
     def cell(self, cell):
         row = {"set": cell["prompt_set"], "concurrency": cell["concurrency"], "started_at": time.time()}
         row["warmup"] = Phase(self, cell, "warmup", self.job["warmup"]).go()
+        if self.job["flush_path"] and not self.stop:
+            row["flushed"] = self.fresh()
         row["load_before"], row["metrics_before"] = load_average(), self.page()
         row["measure"] = Phase(self, cell, "measure", self.job["requests"][cell["prompt_set"]]).go()
         row["load_after"], row["metrics_after"] = load_average(), self.page()

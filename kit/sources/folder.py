@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from kit import project
@@ -63,6 +64,17 @@ class Folder:
             self._verify(host, dest, sums)
         return {name: {"size": path.stat().st_size, "sha256": sums[name]} for name, path in files.items()}
 
+    def changed(self, checkpoint: Checkpoint, files: Mapping[str, dict]) -> str:
+        """A folder is what is in it now; where it is not on this machine, what was sent is all there is."""
+        try:
+            here = local_files(checkpoint)
+            now = {name: {"size": f.stat().st_size, "sha256": _known_digest(f, *_stamp(f))} for name, f in here.items()}
+        except (FetchError, OSError):
+            return ""
+        there = {name: {k: entry.get(k) for k in ("size", "sha256")} for name, entry in files.items()}
+        other = sorted(name for name in now.keys() | there.keys() if now.get(name) != there.get(name))
+        return f"{', '.join(other[:3])}: not as in {checkpoint.ref} here any more" if other else ""
+
     @staticmethod
     def _verify(host: Host, dest: str, sums: dict[str, str]) -> None:
         _, there = look(host, dest, list(sums))
@@ -103,6 +115,17 @@ def digest(path: Path, size: int | None = None) -> str:
     except OSError as e:
         raise FetchError(f"cannot read it: {e.strerror}", where=str(path), next="see its permissions") from None
     return found.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+@lru_cache(maxsize=256)
+def _known_digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Its sha256, read once as long as size and time stay: a survey asks at every step."""
+    return digest(path)
 
 
 def is_beginning(path: Path, size: int, sha256: str) -> bool:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -71,6 +71,9 @@ class HuggingFace:
         progress(total, total, f"commit {commit}" if revision == commit else
                  f"{revision} is commit {commit} and may move; pin it: {pinned(checkpoint, commit)}")
         return {name: {**about, "commit": commit} for name, about in files.items()}
+
+    def changed(self, checkpoint: Checkpoint, files: Mapping[str, dict]) -> str:
+        return ""
 
 
 def parse(checkpoint: Checkpoint) -> tuple[str, str, list[str]]:

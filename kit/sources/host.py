@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kit.command import sh
 from kit.errors import ChecksumError, FetchError
@@ -37,6 +37,9 @@ class OnHost:
                  for size, name in (line.split(" ", 1) for line in lines)}
         progress(sum(sizes.values()), sum(sizes.values()), "already on the host")
         return {name: {"size": size, "sha256": found} for name, size in sizes.items()}
+
+    def changed(self, checkpoint: Checkpoint, files: Mapping[str, dict]) -> str:
+        return ""
 
 
 SOURCE = OnHost()

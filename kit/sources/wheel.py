@@ -6,7 +6,7 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kit import shipping
 from kit.errors import ChecksumError, FetchError, NoSpace
@@ -37,6 +37,9 @@ class Wheel:
         heard = Heard(progress)
         ended = run_job(job, heard)
         return {posixpath.basename(path): heard.result(f"{host.name}:{path}", ended)}
+
+    def changed(self, checkpoint: Checkpoint, files: Mapping[str, dict]) -> str:
+        return ""
 
 
 class Heard:

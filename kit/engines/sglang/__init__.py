@@ -132,6 +132,9 @@ class SGLang:
     def metrics_path(self) -> str:
         return "/metrics"
 
+    def flush_path(self) -> str:
+        return "/flush_cache"
+
     def acceptance(self, metrics: str) -> Acceptance | None:
         """Counters of finished requests (0.5.13+); None where the page has none: a baseline, or an older release.
 
