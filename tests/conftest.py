@@ -2,13 +2,16 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
+CONFIG = "configs/short.yaml"       # in the project folder that the fixture `folder` makes
 sys.modules.setdefault("rfc3987_syntax", None)      # jsonschema takes 4 s to import it, to check IRIs that nobody has
 
 
@@ -17,7 +20,7 @@ def pytest_addoption(parser):
                      help="run the conformance tests against /usr/sbin/sshd too; without one they fail")
 
 
-LONG = ("test_demo.py", "test_runbook.py")
+LONG = ("test_demo.py", "test_runbook.py", "test_notebooks.py")
 
 
 def pytest_collection_modifyitems(items):
@@ -57,3 +60,22 @@ def fuzzing(examples):
     from hypothesis import settings
     more = os.environ.get("KIT_FUZZ_EXAMPLES")
     return settings(max_examples=int(more or examples), deadline=None, derandomize=more is None, database=None)
+
+
+@pytest.fixture
+def folder(tmp_path, engine_python, monkeypatch):
+    """A project folder named with spaces, quotes and %, and a config that takes seconds."""
+    monkeypatch.delenv("SPECBOOK_REHEARSAL", raising=False)
+    place = tmp_path / "it's a \"100 %\" folder"
+    place.mkdir()
+    for name in ("configs", "notebooks"):
+        shutil.copytree(ROOT / name, place / name)
+    (place / "data").mkdir()
+    for name in ("models", "prompts", "reference"):
+        (place / "data" / name).symlink_to(ROOT / "data" / name)
+    config = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    config["engine"]["python"] = engine_python
+    config["serve"]["port"] = 20000 + os.getpid() % 10000
+    config["bench"] |= {"prompts": 4, "output_tokens": 8, "concurrency": [1]}
+    (place / CONFIG).write_text(yaml.safe_dump(config))
+    return place

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,28 +10,8 @@ import time
 import nbformat
 import pytest
 import yaml
+from conftest import CONFIG
 from conftest import ROOT as HERE
-
-CONFIG = "configs/short.yaml"
-
-
-@pytest.fixture
-def folder(tmp_path, engine_python, monkeypatch):
-    """A project folder named with spaces, quotes and %, and a config that takes seconds."""
-    monkeypatch.delenv("SPECBOOK_REHEARSAL", raising=False)
-    place = tmp_path / "it's a \"100 %\" folder"
-    place.mkdir()
-    for name in ("configs", "notebooks"):
-        shutil.copytree(HERE / name, place / name)
-    (place / "data").mkdir()
-    for name in ("models", "prompts", "reference"):
-        (place / "data" / name).symlink_to(HERE / "data" / name)
-    config = yaml.safe_load((HERE / "configs" / "micro.yaml").read_text())
-    config["engine"]["python"] = engine_python
-    config["serve"]["port"] = 20000 + os.getpid() % 10000
-    config["bench"] |= {"prompts": 4, "output_tokens": 8, "concurrency": [1]}
-    (place / CONFIG).write_text(yaml.safe_dump(config))
-    return place
 
 
 def start(folder):

@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import socket
+import struct
+import tempfile
 import threading
 import time
 import urllib.request
@@ -33,6 +35,7 @@ from kit.errors import (
 )
 from kit.host import connect
 from kit.hostkeys import fingerprint
+from kit.sshfiles import quoted
 
 NOISE = random.Random(7).randbytes(8 << 20)
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "$(id)", "two\nlines", "*", "~", "é", "-n", "\\", "!x", "", ";", "%s"]
@@ -507,3 +510,76 @@ def test_a_key_that_the_host_does_not_know_is_not_let_in(server, tmp_path):
     config = write_config(tmp_path / "config", server.port, server.user, stranger, server.known_hosts)
     with pytest.raises(ConnectError, match="none of our keys"):
         connect("target", ssh_config=config)
+
+
+def test_small_packets_leave_at_once(host):
+    sock = host._link()._chain[-1].transport.sock
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.fixture
+def agent(server, monkeypatch, tmp_path):
+    """An SSH agent that holds the client's key; → what it signed. (draft-miller-ssh-agent: 11→12 keys, 13→14 sign)"""
+    key, signed = paramiko.Ed25519Key.from_private_key_file(server.key), []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path := os.path.join(tempfile.mkdtemp(dir=tmp_path), "a"))
+    listener.listen()
+
+    def text(data):
+        return struct.pack(">I", len(data)) + data
+
+    def serve(client):
+        with client, client.makefile("rb") as asked:
+            while size := asked.read(4):
+                message = asked.read(struct.unpack(">I", size)[0])
+                if message[0] == 11:
+                    answer = b"\x0c" + struct.pack(">I", 1) + text(key.asbytes()) + text(b"mine")
+                else:
+                    blob = struct.unpack(">I", message[1:5])[0]
+                    data = message[5 + blob:]
+                    signed.append(message[5:5 + blob])
+                    what = data[4:4 + struct.unpack(">I", data[:4])[0]]
+                    answer = b"\x0e" + text(key.sign_ssh_data(what).asbytes())
+                client.sendall(text(answer))
+
+    def accept():
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    monkeypatch.setenv("SSH_AUTH_SOCK", path)
+    yield signed
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+@pytest.mark.parametrize("only", ["", "IdentitiesOnly yes"])
+def test_a_key_that_only_the_agent_holds_opens_the_connection(server, agent, tmp_path, only):
+    public = tmp_path / "client.pub"        # with IdentitiesOnly, the public half says which of the agent's keys
+    public.write_text(f"ssh-ed25519 {paramiko.Ed25519Key.from_private_key_file(server.key).get_base64()}\n")
+    named = f"IdentityFile {quoted(public)}" if only else ""
+    config = tmp_path / "config"
+    config.write_text(f"""Host target
+  HostName 127.0.0.1
+  Port {server.port}
+  User {server.user}
+  {named}
+  {only}
+  UserKnownHostsFile {quoted(server.known_hosts)}
+""")
+    host = connect("target", ssh_config=config)
+    assert host.run(plain("true")).exit == 0 and agent
+    host.close()
+
+
+def test_the_users_own_ssh_config_is_read_where_none_is_named(server, tmp_path, monkeypatch):
+    (tmp_path / ".ssh").mkdir()
+    write_config(tmp_path / ".ssh/config", server.port, server.user, server.key, server.known_hosts)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = connect("target")
+    assert host.run(plain("true")).exit == 0
+    host.close()
