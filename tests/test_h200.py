@@ -14,7 +14,7 @@ from kit.engines import engine
 from kit.lint import lint
 from kit.spec import Experiment
 
-HERE = Path(__file__).parent.parent / "benchmarks" / "h200"
+HERE = Path(__file__).parent / "benchmarks" / "h200"
 
 
 def module(name):

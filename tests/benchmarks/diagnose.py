@@ -1,6 +1,6 @@
 """Seconds and peak memory to diagnose a generated log of 2 GB (nothing is written to disk).
 
-    python benchmarks/diagnose.py [GIGABYTES] [serving | journal | text]
+    python tests/benchmarks/diagnose.py [GIGABYTES] [serving | journal | text]
 
 serving: decode, prefill and access lines of an SGLang server, each with numbers of its own.
 journal: the same as journalctl -o json prints it. text: lines of words, no two alike.

@@ -1,6 +1,6 @@
 """How long, and how much memory, the two commands take from nothing. Prints; asserts nothing.
 
-    python benchmarks/laptop.py [demo] [test]      # default: both
+    python tests/benchmarks/laptop.py [demo] [test]      # default: both
 
 Clones this checkout's last commit into a temporary folder, so that nothing is there yet: no .venv, no cache of
 ours (pip's own download cache stays). RSS is summed over all processes that work in that folder, five times a second.
@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def rss_mib(folder: str) -> float:

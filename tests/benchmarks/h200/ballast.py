@@ -1,6 +1,6 @@
 """Makes a big pair out of a small one that computes the same: the cost of an 8B model, the tokens of a small one.
 
-    python benchmarks/h200/ballast.py data/models/micro-llama OUT [--hidden 4096 --layers 32 …]
+    python tests/benchmarks/h200/ballast.py data/models/micro-llama OUT [--hidden 4096 --layers 32 …]
 
 A speculative pair must agree with its target to be worth measuring, and a big one cannot be trained for a test. So a
 trained small pair (a Llama and its EAGLE-3 head) is widened and deepened without changing a logit:

@@ -1,6 +1,6 @@
 """The kit against real SGLang on one GPU, unattended: by the calls that the notebooks make, through SSH.
 
-    python benchmarks/h200/run.py OUT [--stages survey,refused,micro,…] [--seconds 560] [--repeats 2]
+    python tests/benchmarks/h200/run.py OUT [--stages survey,refused,micro,…] [--seconds 560] [--repeats 2]
 
 Each stage runs even where an earlier one failed; what was found lies in OUT/records.tar.gz after each, the table in
 OUT/stages.json and OUT/log.txt. In the end everything that was started is stopped and what was put there is removed.

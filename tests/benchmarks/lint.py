@@ -1,6 +1,6 @@
 """How long one lint takes in process (imports excluded, tables cold and warm).
 
-    python benchmarks/lint.py
+    python tests/benchmarks/lint.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long `compat` takes, and how many round trips.
 
-    python benchmarks/compat.py
+    python tests/benchmarks/compat.py
 
 A 60-shard target with an index of 207,000 tensors and a vocabulary of 164,000, on this machine; a header of 200,000
 tensors behind the Host seam.
