@@ -149,8 +149,8 @@ def _plots(points: pd.DataFrame, frame: pd.DataFrame, where: str, baseline: str,
         ("step-cost", plots.step_cost(frame, baseline),
          "Per token, an arm wins where its yield (open markers) lies above its cost (filled markers)."),
         ("positions", plots.acceptance_by_position(points if by_position is None else by_position),
-         position_note or "How often the first, second, … draft was accepted, at each arm's lowest concurrency; nothing "
-         "where the engine's counters do not tell it."),
+         position_note or "How often the first, second, … draft was accepted, at each arm's lowest concurrency; "
+         "nothing where the engine's counters do not tell it."),
         ("latency", plots.latency(points), "Medians over the requests of a cell."))
     return "".join(_figure(f"{where}-{name}", figure, caption) for name, figure, caption in shown)
 
