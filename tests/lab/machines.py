@@ -131,7 +131,7 @@ SNAPSHOT = r'''
 import collections, hashlib, json, os, re, stat, subprocess
 
 TOPS = "/etc /home /root /opt /srv /usr/local /tmp /var/tmp /var/lib/systemd/linger".split()
-COMING_AND_GOING = re.compile(r"sshd: |\(sd-pam\)|/lib/systemd/systemd --user|"
+COMING_AND_GOING = re.compile(r"sshd: |\(sd-pam\)|/lib/systemd/systemd --user|/usr/lib/systemd/systemd$|"
                               r"/lib/systemd/systemd-(hostnamed|timedated|localed|userwork|user-runtime-dir)|"
                               r"dbus-daemon --session|/usr/lib/openssh/sftp-server|python3 -$|\(|$")
 
