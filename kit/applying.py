@@ -178,7 +178,7 @@ class Applier:
     @do.register
     def _(self, step: Claim) -> None:
         self.claimed.append(step.unit.name)
-        gpus.claim(self.host, step.unit)
+        gpus.claim(self.host, step.unit, step.seen)
 
     @do.register
     def _(self, step: Start) -> None:

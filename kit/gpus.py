@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import platform
 import time
 from collections.abc import Callable
 
+from kit import project
 from kit.command import sh
 from kit.errors import PlanError
-from kit.facts import BUSY_MIB, GPU_HOLDERS, LEASES
+from kit.facts import BUSY_MIB, GPU_HOLDERS, LEASES, NOTES
 from kit.seams import Host, Unit
 
 CLAIM = """
 umask 022
 [ -d "$1" ] || mkdir -m 1777 -- "$1" || exit 1
 boot=$(cat /proc/sys/kernel/random/boot_id)
-printf '%s' "$3" | sed "s/@BOOT@/$boot/; s/@NOW@/$(date +%s)/" > "$1/.$2.new" && mv -- "$1/.$2.new" "$1/$2.json" && exit
-rm -f -- "$1/.$2.new"; rmdir -- "$1" 2>/dev/null; exit 1
+printf '%s' "$3" | sed "s/@BOOT@/$boot/; s/@NOW@/$(date +%s)/" > "$1/.$2.new" && mv -- "$1/.$2.new" "$1/$2.json" ||
+  { rm -f -- "$1/.$2.new"; rmdir -- "$1" 2>/dev/null; exit 1; }
 """
 RELEASE = 'rm -f -- "$1/$2.json"; rmdir -- "$1" 2>/dev/null || true'
 
 
-def claim(host: Host, unit: Unit) -> None:
-    """Leave the note. Raises CommandError where the host's /tmp cannot be written."""
-    note = {"who": f"{getpass.getuser()}@{platform.node()} as {host.user}", "unit": unit.name, "root": host.root,
+def claim(host: Host, unit: Unit, seen: tuple[str, ...] = ()) -> None:
+    """Leave the note, then look: of two who do so at once, both see the other's, and neither starts.
+
+    seen   paths of notes that the plan was made in spite of
+    Raises PlanError for a newer one; CommandError where the host's /tmp cannot be written.
+    """
+    note = {"who": f"{project.me()} as {host.user}", "unit": unit.name, "root": host.root,
             "experiment": unit.about.get("experiment", ""), "port": unit.port, "boot_id": "@BOOT@", "since_s": "@NOW@"}
     text = json.dumps(note).replace('"@NOW@"', "@NOW@")
     host.run(sh(CLAIM, LEASES, _name(host, unit.name), text)).check("noting who uses the GPUs")
+    now = host.run(sh(NOTES.script.replace("/tmp/specbook.lock.d", LEASES))).check("looking for other notes").text
+    boot = host.run(sh("cat /proc/sys/kernel/random/boot_id")).text.strip()
+    others = [n for n in NOTES.parse(now) if n.path not in seen and n.boot_id == boot and not n.path.endswith(
+        f"/{_name(host, unit.name)}.json") and (n.root != host.root or not n.who.startswith(f"{project.me()} as "))]
+    if others:
+        release(host, unit.name)
+        raise PlanError(f"the GPUs are in use by {others[0].who}: {others[0].experiment}, unit {others[0].unit}; the "
+                        "note was left while this plan was being made", where=f"{host.name}: {others[0].path}",
+                        next="ask them, then plan again")
 
 
 def release(host: Host, unit: str) -> None:

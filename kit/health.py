@@ -51,13 +51,13 @@ class Proof:
     def useless(self) -> bool:
         """Below the least length; of few tokens only where chance cannot explain it (95 %, drafts as rare events)."""
         if self.length is None or not self.steps:
-            return False
+            return self.tokens >= JUDGED_TOKENS         # so many, and nothing tells of one verify step
         accepted = (self.length - 1) * self.steps
         most = accepted if self.tokens >= JUDGED_TOKENS else accepted + 2 * accepted ** 0.5 + 3
         return most / self.steps < LEAST_ACCEPT_LENGTH - 1
 
     def __str__(self) -> str:
-        told = f"accept length {self.length:.2f}" if self.length is not None else "nothing told the accept length"
+        told = f"accept length {self.length:.2f}" if self.length is not None else "nothing tells of a verify step"
         return f"{told} over {self.tokens} tokens in {self.took_s:.1f} s" + (f", from {self.source}" if self.source else
                                                                             "")
 
@@ -196,7 +196,7 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
             verdict, why = look()
         except HostKeyError:
             raise
-        except (LinkLost, ConnectError) as e:
+        except (LinkLost, ConnectError, CommandTimeout) as e:      # a host that reads 600 GB is slow to answer
             verdict, why = "not yet", e.what
             on_line(f"{e.what}; asking again")
         if verdict == "useless" or why.startswith("drafter: "):
@@ -218,7 +218,10 @@ def wait_healthy(exp: Experiment, host: Host, within_s: float, on_line: Callable
 
 def _boot(host: Host) -> list[str]:
     """[boot id, what systemd says]; [] where the host did not answer."""
-    return host.run(sh(BOOT, limit_s=20)).text.split()
+    try:
+        return host.run(sh(BOOT, limit_s=20)).text.split()
+    except (LinkLost, ConnectError, CommandTimeout):
+        return []
 
 
 def rebooted(exp: Experiment, host: Host, before: list[str]) -> ServiceDied | None:

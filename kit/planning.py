@@ -13,9 +13,9 @@ from typing import Literal, get_args
 from kit import shipping
 from kit.engines import engine, service
 from kit.errors import PlanError, PortBusy, SpecError
-from kit.facts import Holder
 from kit.registry import names
 from kit.seams import Unit, UnitState
+from kit.sharing import in_the_way, not_taken, who
 from kit.spec import Checkpoint, Experiment
 from kit.steps import (
     Check,
@@ -157,6 +157,9 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
     unit = service(exp, now.root)
     text, there = supervisor(exp.host.supervisor).text(unit, now.root, now.user), now.unit(unit.name)
     before = there.about.get("_text", "") if there else ""
+    if there and (more := there.about.get("_dropins")):
+        raise PlanError(f"{unit.name} has settings that the kit did not write: {', '.join(more)}", where=now.host,
+                        next=f"put them into the config, then: systemctl revert specbook-{unit.name}.service")
     newer = _newer(exp, now, there)
     if there and there.running and there.digest == unit.digest and before in ("", text) and not newer:
         return []
@@ -168,22 +171,23 @@ def _service(exp: Experiment, now: Survey) -> list[Step]:
         raise PlanError(f"a unit specbook-{unit.name}.service is there, and is not ours: " +
                         (f"it belongs to the kit's folder {whose}" if whose else "it was not written by this kit"),
                         where=now.host, next="choose another experiment name, or remove that file yourself")
-    _not_taken(now)
+    not_taken(now)
     why = _not_running(there)
     if there and there.running:
         why = newer or ("its unit file is not as the kit writes it" if there.digest == unit.digest
                         else "its settings changed")
     ours = {u.name: (u, reason) for u in now.units
-            if _may_run(u) and (reason := why if u.name == unit.name else _in_the_way(u, unit, now))}
+            if _may_run(u) and (reason := why if u.name == unit.name else in_the_way(u, unit, now))}
     if now.port_holder and not any(u.port == unit.port for u, _ in ours.values()):
-        raise PortBusy(f"port {unit.port} is held by {_who(now.port_holder)}", where=now.host,
+        raise PortBusy(f"port {unit.port} is held by {who(now.port_holder)}", where=now.host,
                        next="stop that process, or choose another port: serve.port")
     steps: list[Step] = [Stop(u.name, reason, exp.serve.stop_within_s) for u, reason in ours.values()
                          if u.kind == "service"]
     if now.gpus:
         if steps:
             steps.append(Free("memory of what was stopped comes back late; a start that finds it taken fails"))
-        steps.append(Claim(unit, "so that a second experimenter is told who uses the GPUs"))
+        steps.append(Claim(unit, "so that a second experimenter is told who uses the GPUs",
+                           tuple(lease.path for lease in now.leases)))
     if unit.env_file:
         steps.append(Secrets(unit.env_file, exp.engine.secrets, "the server gets them, and nothing else shows them"))
     expect = f"; earlier starts took {_minutes(now.expected_s)}" if now.expected_s else ""
@@ -205,33 +209,6 @@ def _newer(exp: Experiment, now: Survey, there: UnitState | None) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"
-
-
-def _in_the_way(u: UnitState, unit: Unit, now: Survey) -> str:
-    """Why another unit of ours must end before `unit` can start; "" where both can be."""
-    if u.port is not None and u.port == unit.port:
-        return f"it holds port {unit.port}"
-    if now.gpus and u.kind == "service" and not _apart(u.about.get("devices"), unit.about.get("devices")):
-        return "it holds the GPUs"
-    return ""
-
-
-def _apart(a: str | None, b: str | None) -> bool:
-    """Two CUDA_VISIBLE_DEVICES without a common GPU."""
-    return bool(a and b) and not set(a.split(",")) & set(b.split(","))
-
-
-def _not_taken(now: Survey) -> None:
-    """Somebody else's note on the host: two experiments on the same GPUs measure each other."""
-    taken = [lease for lease in now.leases if now.gpus and lease.root != now.root and lease.boot_id == now.boot_id]
-    if taken:
-        raise PlanError(f"the GPUs are in use by {taken[0].who}: {taken[0].experiment}, unit {taken[0].unit}",
-                        where=f"{now.host}: {taken[0].path}", next="ask them to stop it; that file goes with it, and "
-                        "may be removed where it was left behind")
-
-
-def _who(holder: Holder) -> str:
-    return f"pid {holder.pid} ({holder.command[:120]})" if holder.pid else "a process of another user"
 
 
 def _not_running(there: UnitState | None) -> str:

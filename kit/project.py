@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import platform
 from pathlib import Path
 
 
@@ -12,6 +14,11 @@ def root(start: Path | None = None) -> Path:
         if (folder / "configs").is_dir() and (folder / "notebooks").is_dir():
             return folder
     return start
+
+
+def me() -> str:
+    """Who a note on a host says we are: where all log in as root, only this tells us apart."""
+    return f"{getpass.getuser()}@{platform.node()}"
 
 
 def resolve(path: str | Path) -> Path:

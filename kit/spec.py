@@ -19,6 +19,7 @@ from kit import project
 from kit.checkpoint import Checkpoint, Frozen
 from kit.errors import SpecError
 from kit.launch import Launch
+from kit.masking import is_secret
 from kit.yamlfile import mapping
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
@@ -75,6 +76,9 @@ class EngineSpec(Frozen):
             raise ValueError("args and env cannot hold a NUL character")
         if bad := [name for name in self.env if not name or "=" in name]:
             raise ValueError(f"env: {bad[0]!r} is no name of a variable")
+        if bad := [name for name, value in self.env.items() if is_secret(name, value)]:
+            raise ValueError(f"env: {bad[0]} looks like a secret, and a unit file is read by every user of the host; "
+                             "name the variable under secrets, and export it here")
         if bad := [name for name in self.secrets if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]:
             raise ValueError(f"secrets: {bad[0]!r} is no name of a variable; write the name here, never the value")
         return self

@@ -84,9 +84,10 @@ class Free:
 
 @dataclass(frozen=True)
 class Claim:
-    """Leave a note on the host that says who uses its GPUs."""
+    """Leave a note on the host that says who uses its GPUs. seen: paths of notes that are no hindrance."""
     unit: Unit
     why: str
+    seen: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kit import launches
 from kit import surveys as pure
+from kit.project import me
 from kit.registry import names
 from kit.seams import Host
 from kit.sources import source
@@ -19,7 +20,7 @@ def survey(exp: Experiment, host: Host) -> Survey:
     >>> kit.survey(exp, host).disk_free_mib
     """
     now = pure.parse(host.run(pure.command(exp, host.root)), exp, host.root, host.name)
-    return replace(now, expected_s=launches.expected_s(exp, host.name), changed=_changed(exp, now))
+    return replace(now, expected_s=launches.expected_s(exp, host.name), changed=_changed(exp, now), me=me())
 
 
 def _changed(exp: Experiment, now: Survey) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Survey:
     leases       notes of all who use the GPUs (`boot_id` tells whether they are of this boot)
     unit_files   {supervisor/name: folder of the kit that it belongs to, "" where it is nobody's}
     expected_s   what earlier launches took here, where somebody filled it in
+    me           who a note on the host would say we are, where somebody filled it in
     changed      {slug: why} of models whose source has another version now, where somebody looked
 
     >>> kit.survey(exp, host).gpus
@@ -72,6 +73,7 @@ class Survey:
     leases: tuple[Lease, ...] = ()
     unit_files: Mapping[str, str] = field(default_factory=dict, repr=False)
     expected_s: float | None = None
+    me: str = ""
     changed: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def unit(self, name: str) -> UnitState | None:

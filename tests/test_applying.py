@@ -61,6 +61,25 @@ def test_the_note_on_the_host_says_who_uses_the_gpus_until_it_is_taken_back(host
     assert not (tmp_path / "lock.d").exists() and LEASES.startswith("/tmp/")
 
 
+def test_a_note_left_by_another_while_the_plan_was_made_ends_it_and_ours_is_taken_back(host, tmp_path, monkeypatch):
+    place = tmp_path / "lock.d"
+    monkeypatch.setattr(gpus, "LEASES", str(place))
+    place.mkdir()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    hers = {"who": "ann@desk as ann", "unit": "qwen-eagle3", "experiment": "qwen", "root": "/home/ann/.specbook",
+            "port": 1, "boot_id": boot, "since_s": 1}
+    (place / "ann-qwen-eagle3.json").write_text(json.dumps(hers))
+    unit = Unit("k26-eagle3", ("/x",), about={"experiment": "k26"})
+    with pytest.raises(PlanError, match="ann@desk.*qwen-eagle3"):
+        gpus.claim(host, unit)
+    assert [f.name for f in place.iterdir()] == ["ann-qwen-eagle3.json"]
+    gpus.claim(host, unit, seen=(str(place / "ann-qwen-eagle3.json"),))
+    gpus.release(host, unit.name)
+    (place / "ann-qwen-eagle3.json").write_text(json.dumps({**hers, "boot_id": "an earlier one"}))
+    gpus.claim(host, unit)
+    gpus.release(host, unit.name)
+
+
 def test_a_start_that_fails_takes_its_note_back_so_that_nobody_waits_for_it(host, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "LEASES", str(tmp_path / "lock.d"))
     unit = Unit("micro-baseline", ("/not/there",), about={"experiment": "micro"})

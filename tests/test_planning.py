@@ -226,6 +226,27 @@ def test_a_second_experimenter_is_named():
     assert plan(K26, replace(BIG, leases=(replace(lease, root="/r"),))).steps
 
 
+def test_a_second_experimenter_is_named_where_all_log_in_as_the_same_user():
+    lease = Lease("/tmp/specbook.lock.d/root-q.json", "ann@desk as root", "qwen", "qwen-eagle3", "/r", 30000, "b", 0)
+    hers = k26_serving(name="qwen-eagle3", digest="x", port=30000, about={"experiment": "qwen"})
+    with pytest.raises(PlanError, match="ann@desk.*qwen-eagle3"):
+        plan(K26, replace(hers, me="ben@laptop", leases=(lease,)))
+    mine = plan(K26, replace(hers, me="ann@desk", leases=(lease,)))
+    assert "stop qwen-eagle3" in verbs(mine)
+    ended = replace(hers, units=(replace(hers.units[0], active="inactive"),), me="ben@laptop", leases=(lease,))
+    assert plan(K26, ended).steps, "a note whose unit is dead stops nobody"
+
+
+def test_settings_beside_our_unit_file_are_named_even_where_the_service_runs():
+    there = k26_serving()
+    assert not plan(K26, there).steps
+    path = "/etc/systemd/system/specbook-k26-eagle3.service.d/override.conf"
+    beside = replace(there, units=(replace(there.units[0], about={**there.units[0].about, "_dropins": [path]}),))
+    with pytest.raises(PlanError, match="override.conf") as e:
+        plan(K26, beside)
+    assert "systemctl revert specbook-" in e.value.next
+
+
 def test_a_host_without_systemd_is_told_which_supervisor_serves_instead():
     with pytest.raises(PlanError) as e:
         plan(K26, replace(BIG, systemd=False))

@@ -18,12 +18,12 @@ SHIPPED = [p for p in KIT if "remote" in p.parts and p.name != "__init__.py"]
 # Lower layers know nothing of higher ones. A package stands for all its modules.
 LAYERS = [
     {"errors", "project", "alive", "checkpoint"},
-    {"yamlfile", "launch"},
-    {"command", "spec", "findings", "registry", "shipping", "words", "masking"},
+    {"yamlfile", "launch", "masking"},
+    {"command", "spec", "findings", "registry", "shipping", "words"},
     {"seams", "topology"},
     {"facts", "modelfacts", "engines", "supervisors", "lint"},
     {"compat", "memory", "diagnose", "surveys", "nccl", "workload", "metrics", "analysis", "attach", "stages"},
-    {"checks", "verdict", "steps"},
+    {"checks", "verdict", "steps", "sharing"},
     {"planning"},
     {"sshfiles", "hostkeys", "channels", "sftp", "tunnel", "rehearsal_session", "httpreader"},
     {"rehearsal", "rehearsal_server", "sshhost"},

@@ -139,7 +139,8 @@ def test_a_renamed_flag_keeps_its_value_behind_an_equals_sign():
 
 
 @pytest.mark.parametrize("args", [("--api-key", "sk-1"), ("--api-key=sk-1",), ("--admin-api-key", "sk-1"),
-                                  ("--ssl-keyfile-password", "sk-1"), ("--api-k", "sk-1")])
+                                  ("--ssl-keyfile-password", "sk-1"), ("--api-k", "sk-1"), ("--api", "sk-1"),
+                                  ("--admin", "sk-1"), ("--ssl-keyfile-p=x",)])
 def test_a_secret_in_the_flags_is_refused_and_never_repeated(exp, args):
     with pytest.raises(SpecError, match="where every user of the host reads it") as raised:
         ENGINE.service(exp.with_(**{"engine.args": args}), "/r")

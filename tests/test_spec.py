@@ -4,7 +4,7 @@ import pytest
 
 from kit import project
 from kit.errors import SpecError
-from kit.spec import Checkpoint, Experiment, Spec
+from kit.spec import Checkpoint, EngineSpec, Experiment, Spec
 
 CONFIGS = sorted((project.root() / "configs").glob("*.yaml"))
 MICRO = project.root() / "configs" / "micro.yaml"
@@ -109,3 +109,17 @@ def test_what_no_host_could_carry_out_is_refused_at_load(field, value):
     with pytest.raises(SpecError) as caught:
         Experiment.load(MICRO).with_(**{field: value})
     assert field.split(".")[0] in caught.value.what
+
+
+@pytest.mark.parametrize(("name", "value", "secret"), [
+    ("HF_TOKEN", "abc", True), ("OPENAI_API_KEY", "x", True), ("PROXY", "http://me:word@proxy:1", True),
+    ("ANY", "hf_abcdefgh", True), ("SGLANG_SIMULATE_ACC_TOKEN_MODE", "real-draft-token", False),
+    ("TOKENIZERS_PARALLELISM", "false", False), ("NCCL_P2P_DISABLE", "1", False), 
+    ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1", False)])
+def test_a_secret_in_the_environment_of_a_config_is_refused_and_a_switch_is_not(name, value, secret):
+    make = lambda: EngineSpec(name="sglang", env={name: value})     # noqa: E731
+    if not secret:
+        assert make().env == {name: value}
+    else:
+        with pytest.raises(ValueError, match=f"{name} looks like a secret.*under secrets"):
+            make()

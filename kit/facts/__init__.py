@@ -15,10 +15,10 @@ from kit.facts import gpus, machine, owned, scope
 from kit.facts.base import Fact
 from kit.facts.gpus import BUSY_MIB, GPU_HOLDERS, Gpu, GpuHolder, GpuUse
 from kit.facts.machine import Holder
-from kit.facts.owned import LEASES, Lease, Present
+from kit.facts.owned import LEASES, NOTES, Lease, Present
 
-__all__ = ["BUSY_MIB", "FACTS", "GPU_HOLDERS", "LEASES", "Fact", "Gpu", "GpuHolder", "GpuUse", "Holder", "Lease",
-           "Present", "parse", "script"]
+__all__ = ["BUSY_MIB", "FACTS", "GPU_HOLDERS", "LEASES", "NOTES", "Fact", "Gpu", "GpuHolder", "GpuUse", "Holder",
+           "Lease", "Present", "parse", "script"]
 
 FACTS: tuple[Fact, ...] = (*machine.FACTS, *gpus.FACTS, *scope.FACTS, *owned.FACTS)
 

@@ -112,6 +112,13 @@ def _string(text: str) -> str:
     return found if isinstance(found, str) else ""
 
 
+# Names and bytes are strangers': neither may end this fact and begin another, nor be endless.
+NOTES = Fact("leases", f"""
+for f in {LEASES}/*.json; do
+  case ${{f##*/}} in *[!A-Za-z0-9._-]*) continue ;; esac
+  [ -f "$f" ] && [ -r "$f" ] || continue
+  printf '%s ' "$f"; head -c 4096 -- "$f" | tr '\\000-\\037' ' '; echo
+done""", _leases)
 FACTS = (
     Fact("shipped", 'cd "$root/bin" && sha256sum -- * 2>/dev/null || true', _sums),
     Fact("engines", """
@@ -139,11 +146,5 @@ for kind in systemd systemd-user; do
     printf '%s %s %s\\n' "$kind" "$n" "$whose"
   done
 done""", _unit_files),
-    # Names and bytes are strangers': neither may end this fact and begin another, nor be endless.
-    Fact("leases", f"""
-for f in {LEASES}/*.json; do
-  case ${{f##*/}} in *[!A-Za-z0-9._-]*) continue ;; esac
-  [ -f "$f" ] && [ -r "$f" ] || continue
-  printf '%s ' "$f"; head -c 4096 -- "$f" | tr '\\000-\\037' ' '; echo
-done""", _leases),
+    NOTES,
 )

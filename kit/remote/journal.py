@@ -14,7 +14,7 @@ import select
 import subprocess
 import time
 
-GAP = b"[specbook: the journal no longer has the lines before this one]"
+GAP = b"[specbook: the journal no longer has the lines before this one; SystemMaxUse= in journald.conf keeps more]"
 FIND_S = 2.0                # until the line told last must have come
 
 

@@ -41,7 +41,7 @@ NOT_OURS, BAD_UNIT, NO_SYSTEMD = 19, 20, 21
 ALIVE = ("active", "activating", "deactivating", "reloading")
 SETTLE_S = 15.0             # from `start` until the program was exec'ed, or could not be
 ASKED = ("ActiveState", "SubState", "Result", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts", "LoadState",
-         "InvocationID", "NeedDaemonReload", "UnitFileState", "ExecMainStartTimestampMonotonic")
+         "InvocationID", "NeedDaemonReload", "UnitFileState", "ExecMainStartTimestampMonotonic", "DropInPaths")
 # systemd's own exit codes (man systemd.exec), those that a user of this kit can meet
 STATUS = {200: "the working folder cannot be entered (200/CHDIR)", 203: "the program cannot be run (203/EXEC)",
           209: "its output cannot be opened (209/STDOUT)", 214: "its priority cannot be set (214/SETSCHEDULER)",
@@ -156,7 +156,8 @@ def look(sd: Systemd, name: str) -> dict:
     mono = int(now.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
     started = time.time() - (uptime() - mono) if mono else None
     state.update(active=now["ActiveState"], sub=now["SubState"], result=now["Result"], text=text, started_at=started,
-                 pid=int(now.get("MainPID") or 0) or None, restarts=int(now.get("NRestarts") or 0))
+                 pid=int(now.get("MainPID") or 0) or None, restarts=int(now.get("NRestarts") or 0),
+                 dropins=[p for p in now.get("DropInPaths", "").split() if f"/{service(name)}.d/" in p])
     code, status = now.get("ExecMainCode"), int(now.get("ExecMainStatus") or 0)
     if code == "1":
         state["exit_code"] = status

@@ -113,7 +113,7 @@ class Shipped:
         known = {k: v for k, v in entry.items() if k in FIELDS}
         if not all(isinstance(known[k], str) for k in ("name", "active", "sub", "result")):
             raise TypeError("a state lacks its words")
-        more = {f"_{k}": entry[k] for k in ("stopped_by", "error", "text", "restarts") if entry.get(k)}
+        more = {f"_{k}": entry[k] for k in ("stopped_by", "error", "text", "restarts", "dropins") if entry.get(k)}
         return UnitState(**{**known, "about": {**known.get("about", {}), **more}})
 
     def parse_line(self, line: bytes) -> LogLine:

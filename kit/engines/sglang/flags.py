@@ -23,7 +23,7 @@ RENAMED = (
     ("--nsa-prefill-backend", "--dsa-prefill-backend", (0, 5, 13)),
     ("--nsa-decode-backend", "--dsa-decode-backend", (0, 5, 13)),
 )
-SECRET = re.compile(r"--(api-k\w*|admin-api-k\w*|ssl-keyfile-p[\w-]*)(=|$)")
+SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 
 
 def release(version: str | None) -> tuple[int, int, int] | None:
@@ -51,13 +51,18 @@ def known(version: str | None) -> list[str]:
     return [name for name in TYPES if not now or now >= SINCE.get(name, (0,))]
 
 
+def is_secret(flag: str) -> bool:
+    """Also as argparse reads it: `--api` is --api-key, where nothing else begins so."""
+    return len(flag) > 3 and not "--ssl-keyfile".startswith(flag) and any(s.startswith(flag) for s in SECRETS)
+
+
 def rendered(args: tuple[str, ...], version: str | None) -> tuple[str, ...]:
     """`args` under the names of that release; `SpecError` for a secret, which every user of the host could read.
 
     >>> rendered(("--cuda-graph-max-bs", "8"), "0.5.23")
     ('--cuda-graph-max-bs-decode', '8')
     """
-    secret = next((word for word in args if SECRET.match(word)), None)
+    secret = next((word for word in args if is_secret(word.partition("=")[0])), None)
     if secret:
         flag = secret.partition("=")[0]
         raise SpecError(f"engine.args: {flag} would put a secret where every user of the host reads it", where=flag,
