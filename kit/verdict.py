@@ -15,6 +15,7 @@ from kit.seams import LEAST_ACCEPT_LENGTH
 
 CLOSE = 0.05
 DRIFT = 0.10
+LOOKED_UP = ("ngram", "suffix")     # what is found depends on the text: no drafter to blame
 ALGORITHMS = {"ngram": "n-gram", "draft": "draft model", "eagle": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP",
               "dflash": "DFlash", "suffix": "suffix"}
 SINGLE_RUN = (f"One run each, no interval: the numbers say what happened once. Less than {CLOSE:.0%} either way is "
@@ -121,7 +122,7 @@ def _why(row: dict) -> str:
     why = f"{step} costs {about}{cost:.1f} single steps, drafting included, and yields{only} {tokens:.1f} tokens."
     if not often:
         why += f" A draft was found in {row['draft_share']:.0%} of the steps."
-    if often and row["accept_length"] < LEAST_ACCEPT_LENGTH:
+    if row["algorithm"] not in LOOKED_UP and row["accept_length"] < LEAST_ACCEPT_LENGTH:
         why += (f" Hardly a draft was accepted (accept length {row['accept_length']:.2f}): the drafter does not fit, "
                 "or is loaded as another kind.")
     gain = tokens / cost

@@ -14,9 +14,15 @@ from conftest import CONFIG
 from conftest import ROOT as HERE
 
 
+def heard():
+    """A shell that runs us in the background may have told us not to hear Ctrl-C; a user's does not."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder):
     return subprocess.Popen([sys.executable, "-m", "kit", "demo", CONFIG], cwd=folder, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, preexec_fn=heard)
 
 
 def left_running(folder):

@@ -63,6 +63,8 @@ def test_an_accept_length_that_moves_with_concurrency_is_raised_unasked():
 
 def test_no_accepted_draft_points_at_the_drafter():
     assert "the drafter does not fit" in said(cell(), eagle(accepted=0.0, accept_length=1.0))
+    assert "(accept length 1.07)" in said(cell(), eagle(accept_length=1.07)), "as the wrong algorithm gave on a GPU"
+    assert "the drafter does not fit" not in said(cell(), eagle(accept_length=1.47))
 
 
 def test_a_contradiction_between_throughput_and_token_time_is_said():
