@@ -1,6 +1,7 @@
 """Following a unit through a connection that comes and goes."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from doubles import LocalHost
@@ -75,4 +76,4 @@ def test_a_host_on_which_nothing_was_ever_started_has_no_such_unit_and_says_so(t
     host, sup = LocalHost(tmp_path), supervisor(name)
     assert following.state(host, sup, "python3", "x").active == "not-found"
     with pytest.raises(PlanError, match="nothing was ever started there"):
-        sup.explain(host.run(sup.start("x", host.root, "python3")))
+        sup.explain(host.run(replace(sup.start("x", host.root, "python3"), as_root=False)))

@@ -109,7 +109,8 @@ def card(records: Path) -> dict[str, Any]:
 
 def unpacked(folder: str) -> Path:
     with tarfile.open(HERE / "records.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)      # Python before 3.11.4 has none
+        archive.extractall(folder)
     return Path(folder) / "records"
 
 
