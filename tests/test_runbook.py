@@ -131,7 +131,10 @@ def test_an_engine_that_dies_is_told_at_once_with_its_last_lines(exp, host, tmp_
     with pytest.raises(ServiceDied) as caught:      # not NotHealthy, which comes at the deadline
         serve(torn, host)
     what, where, next = str(caught.value).splitlines()
-    assert "ends too early" in what and "GGUF" in what and "fetch it again" in next and "rehearsal: " in where
+    # once in many runs the server's log lacks the line that says more; what is read from it: test_llamacpp
+    assert ("The GGUF ends too early" in what and "fetch it again" in next
+            or "Loading failed" in what and "check the model file" in next)
+    assert "exit 1" in what and "rehearsal: " in where
 
 
 def test_what_is_not_healthy_in_time_is_stopped_and_its_log_kept(exp, host, tmp_path):
